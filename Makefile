@@ -1,0 +1,79 @@
+# tandem. `make help` lists the targets. Needs GNU make, a C11 compiler and the libraries that `make deps` installs.
+#
+#   MPI=0          leave MPI out: ranks are threads of one process
+#   ARCH=x86-64-v3 compile for other machines than this one (default: native)
+#   BUILD=folder   where objects and programs go (default: build)
+
+MPI   ?= 1
+ARCH  ?= native
+BUILD ?= build
+TRAIN ?= train
+OPT   ?= -O3
+
+CC     := $(if $(filter default,$(origin CC)),gcc,$(CC))
+MPICC  ?= mpicc
+LIBS   := openblas hwloc libcjson libpcre2-8
+WARN   := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(CI),-Werror)
+CFLAGS := -std=c11 $(OPT) -g -march=$(ARCH) -fno-math-errno -fopenmp $(WARN) -I. -MMD -MP \
+          $(shell pkg-config --cflags $(LIBS) 2>/dev/null) $(EXTRA_CFLAGS)
+LDLIBS := $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih -lm -fopenmp $(EXTRA_CFLAGS)
+
+# Named kernels may reorder sums to use vectors. NaN and Inf keep their meaning everywhere.
+KERNELS := model/ops_cpu% optim/adamw.c
+KERNEL_CFLAGS := -ffast-math -fno-finite-math-only -fno-unsafe-math-optimizations -fassociative-math -fno-signed-zeros \
+                 -fno-trapping-math -freciprocal-math -ffp-contract=fast
+
+# Programs with a main of their own, everything else is in the library.
+PROGRAM_SOURCES := train.c generate.c data/prepare.c data/tokenize.c $(wildcard bench/*.c) tests/golden.c
+TEST_SOURCES    := $(wildcard tests/test_*.c)
+LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), $(wildcard base/*.c data/*.c model/*.c optim/*.c comm/*.c comm/*/*.c))
+ifeq ($(MPI),0)
+LIBRARY_SOURCES := $(filter-out comm/transport/transport_mpi.c, $(LIBRARY_SOURCES))
+LINK := $(CC)
+else
+CFLAGS += -DHAVE_MPI
+LINK := OMPI_CC=$(CC) $(MPICC)
+endif
+
+objects   = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out train,$(notdir $(basename $(PROGRAM_SOURCES)))))
+TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SOURCES))
+LIBRARY  := $(BUILD)/libtandem.a
+
+.PHONY: all
+all: $(TRAIN) $(PROGRAMS) ## build ./train and the programs in build/
+
+$(BUILD)/obj/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(dir $@)
+	$(CC) $(CFLAGS) $(if $(filter $(KERNELS),$<),$(KERNEL_CFLAGS)) -c $< -o $@
+$(BUILD)/obj/comm/transport/transport_mpi.o: CC := OMPI_CC=$(CC) $(MPICC)
+
+# Rebuild everything when flags change.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(CC) $(CFLAGS) $(KERNEL_CFLAGS) $(LINK) $(LDLIBS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS) $(KERNEL_CFLAGS) $(LINK) $(LDLIBS)' > $@
+FORCE:
+
+$(LIBRARY): $(call objects,$(LIBRARY_SOURCES))
+	@rm -f $@
+	ar rcs $@ $^
+
+$(TRAIN): $(BUILD)/obj/train.o $(LIBRARY)
+	$(LINK) $^ $(LDLIBS) -o $@
+define program
+$(BUILD)/$(notdir $(basename $(1))): $(BUILD)/obj/$(1:.c=.o) $(LIBRARY)
+	$$(LINK) $$^ $$(LDLIBS) -o $$@
+endef
+$(foreach source,$(filter-out train.c,$(PROGRAM_SOURCES)),$(eval $(call program,$(source))))
+$(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
+	@mkdir -p $(dir $@)
+	$(LINK) $^ $(LDLIBS) -lcmocka -o $@
+.SECONDARY:
+
+.PHONY: clean help
+clean: ## remove what was built
+	rm -rf $(BUILD) train
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+-include $(patsubst %.c,$(BUILD)/obj/%.d,$(PROGRAM_SOURCES) $(LIBRARY_SOURCES) $(TEST_SOURCES))

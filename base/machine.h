@@ -1,0 +1,22 @@
+/* What this process has of the machine. */
+#ifndef BASE_MACHINE_H
+#define BASE_MACHINE_H
+
+#include <stdint.h>
+
+/* Name of the CPU, e.g. "AMD EPYC 9654", for headers and results. */
+const char *machine_cpu(void);
+
+/* Hardware threads that this process may run on (its affinity mask, as set by mpirun, taskset or a container). */
+int machine_cores(void);
+
+/* The affinity mask as a list, e.g. "0-3,8". Writes at most `size` bytes, always terminated. */
+void machine_binding(char *text, int size);
+
+/* Memory that could still be taken now, in bytes: the kernel's MemAvailable, or less under a cgroup limit. */
+int64_t machine_memory_available(void);
+
+/* Largest resident set of this process so far, in bytes. */
+int64_t machine_peak_rss(void);
+
+#endif

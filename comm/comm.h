@@ -1,0 +1,98 @@
+/* Ranks, and the gradient synchronisation between them. The only public header of comm.
+ *
+ * A program calls comm_run(): each rank then runs its `main` function, either as one of the processes that mpirun
+ * started or as one of loop.ranks threads of this process (the loop transport). A Comm belongs to one rank.
+ * Every call below is collective unless it says otherwise: all ranks make the same calls in the same order.
+ *
+ * Errors: a call that returns FAULT leaves the group unusable; the rank should return the Status from its main function, and comm ends all
+ * other ranks. A BAD_INPUT that every rank may or may not see is turned into one outcome for all by comm_agree(). */
+#ifndef COMM_COMM_H
+#define COMM_COMM_H
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/param.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct CommConfig {
+    int transport;        /* [comm] transport: auto|mpi|loop */
+    int algorithm;        /* auto|naive|native|ring */
+    int64_t verify_every; /* every so many steps all ranks compare a hash of their parameters; 0: never */
+    int64_t timeout_s;    /* a rank that waits longer for another one gives up, naming it */
+} CommConfig;
+
+typedef struct LoopConfig {
+    int64_t ranks; /* [loop] ranks as threads when mpirun did not start us */
+} LoopConfig;
+
+extern const Option comm_options[], loop_options[];
+extern const int comm_option_count, loop_option_count;
+
+typedef struct Comm Comm;
+
+/* ---- life ---- */
+
+/* Before anything else in main(), also before the config is read. Under mpirun: starts MPI. */
+Status comm_start(int *argc, char ***argv);
+
+typedef Status RankMain(Comm *comm, void *user);
+
+/* Forms the group and runs rank_main in every rank. `status` is the outcome of what this process did before, reading its config above all: if it
+ * failed in any process, rank_main is not run and every process returns that failure. Returns the first failing rank's Status, with its
+ * error line, in every process. A rank that fails while others wait for it ends them all. */
+Status comm_run(const CommConfig *config, const LoopConfig *loop, Status status, RankMain *rank_main, void *user);
+
+/* Last thing in main(): stops MPI, prints the error line once per group ("PROGRAM: line"), returns the exit code. */
+int comm_finish(const char *program, Status status);
+
+/* ---- who and where ---- */
+int comm_rank(const Comm *comm);
+int comm_ranks(const Comm *comm);        /* world size */
+int comm_local_rank(const Comm *comm);   /* among the ranks of this node */
+int comm_local_ranks(const Comm *comm);
+int comm_nodes(const Comm *comm);
+const char *comm_transport_name(const Comm *comm);
+
+/* ---- memory in which gradients should be born (may be shared by the node's ranks) ---- */
+const Allocator *comm_memory(Comm *comm);
+
+/* ---- scalars and small things; identical results on every rank ---- */
+typedef enum CommOp { COMM_SUM, COMM_MAX } CommOp;
+Status comm_reduce(Comm *comm, double *values, int count, CommOp op);   /* in place; summed in rank order */
+Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes); /* all u8[ranks][bytes], on every rank */
+Status comm_broadcast(Comm *comm, void *data, size_t bytes, int root);
+Status comm_barrier(Comm *comm);
+
+/* If any rank's status is not OK: the lowest such rank's status and error line on all ranks. Call after steps that may fail on some ranks only. */
+Status comm_agree(Comm *comm, Status status);
+
+/* FAULT naming the ranks unless data u8[bytes] is identical on all ranks. */
+Status comm_verify(Comm *comm, const void *data, size_t bytes, const char *what);
+
+/* ---- gradient synchronisation ---- */
+typedef struct Sync Sync;
+
+typedef struct SyncStats { /* of the last step, this rank; bytes as counted at the transport */
+    double comm_ms;         /* at least one bucket was in flight */
+    double comm_exposed_ms; /* the part not covered by compute */
+    int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
+} SyncStats;
+
+/* grads f32[table->elems], from comm_memory(); table and grads are borrowed. */
+Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const ParamTable *table, float *grads);
+void sync_destroy(Sync *sync); /* not collective; accepts NULL */
+
+const char *sync_plan(const Sync *sync); /* one line for the run header, e.g. "ring, f32, blocking" */
+
+/* A ReadyFn for gpt2_backward's last micro-step: user is the Sync. Not collective; any thread. */
+void sync_mark_ready(void *sync, int gradient);
+
+/* Returns when every gradient, all marked ready, holds the mean over ranks: identical bits on every rank. */
+Status sync_wait(Sync *sync);
+SyncStats sync_stats(const Sync *sync);
+
+#endif
