@@ -16,7 +16,7 @@ LIBS   := openblas hwloc libcjson libpcre2-8
 WARN   := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(CI),-Werror)
 CFLAGS := -std=c11 $(OPT) -g -march=$(ARCH) -fno-math-errno -fopenmp $(WARN) -I. -MMD -MP \
           $(shell pkg-config --cflags $(LIBS) 2>/dev/null) $(EXTRA_CFLAGS)
-LDLIBS := $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih -lm -fopenmp $(EXTRA_CFLAGS)
+LDLIBS := $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih -lz -lm -fopenmp $(EXTRA_CFLAGS)
 
 # Named kernels may reorder sums to use vectors. NaN and Inf keep their meaning everywhere.
 KERNELS := model/ops_cpu% optim/adamw.c
@@ -24,9 +24,9 @@ KERNEL_CFLAGS := -ffast-math -fno-finite-math-only -fno-unsafe-math-optimization
                  -fno-trapping-math -freciprocal-math -ffp-contract=fast
 
 # Programs with a main of their own, everything else is in the library.
-PROGRAM_SOURCES := train.c generate.c data/prepare.c data/tokenize.c $(wildcard bench/*.c) tests/golden.c
+PROGRAM_SOURCES := train.c generate.c data/prepare.c data/tokenize.c data/extract_text.c $(wildcard bench/*.c) tests/golden.c
 TEST_SOURCES    := $(wildcard tests/test_*.c)
-LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), $(wildcard base/*.c data/*.c model/*.c optim/*.c comm/*.c comm/*/*.c))
+LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), $(wildcard base/*.c data/*.c model/*.c optim/*.c comm/*.c comm/*/*.c run/*.c))
 ifeq ($(MPI),0)
 LIBRARY_SOURCES := $(filter-out comm/transport/transport_mpi.c, $(LIBRARY_SOURCES))
 LINK := $(CC)
@@ -69,6 +69,44 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 	@mkdir -p $(dir $@)
 	$(LINK) $^ $(LDLIBS) -lcmocka -o $@
 .SECONDARY:
+
+# ---- tests ----
+.PHONY: test tests asan tsan lint
+tests: all $(TESTS)
+test: deps ## build and run every test (TEST="names" for some)
+	@$(MAKE) --no-print-directory tests
+	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) tests/run.sh $(TEST)
+asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks as threads
+	@$(MAKE) test MPI=0 BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
+	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+lint: ## check who includes whom
+	@tests/lint.sh
+
+# ---- data and demo ----
+PACKAGES := gcc make pkg-config libopenblas-openmp-dev libhwloc-dev libinih-dev libcjson-dev libpcre2-dev zlib1g-dev \
+            libcmocka-dev $(if $(filter 0,$(MPI)),,libopenmpi-dev openmpi-bin)
+.PHONY: deps data demo
+deps: ## install what is missing, by apt-get as root or with sudo
+	@missing=$$(for p in $(PACKAGES); do \
+	    [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null)" = installed ] || echo $$p; done); \
+	[ -z "$$missing" ] && exit 0; \
+	echo "installing" $$missing; \
+	[ $$(id -u) = 0 ] && sudo= || sudo=sudo; \
+	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $$missing >/dev/null
+
+data/text/.complete: $(BUILD)/extract_text
+	BUILD=$(BUILD) data/get_text.sh data/text && touch $@
+data/prose_%_train_000000.bin: data/text/.complete $(BUILD)/prepare
+	$(BUILD)/prepare --tokenizer $* --out data prose_$* data/text/*.txt
+data: deps ## 25 MB of public-domain prose as token shards, for GPT-2's tokenizer and for bytes
+	@$(MAKE) --no-print-directory data/prose_gpt2_train_000000.bin data/prose_bytes_train_000000.bin
+
+# Open MPI refuses root unless told; where ranks outnumber cores it must be told too.
+MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun $(if $(filter 1,$(shell nproc)),--oversubscribe)
+demo: deps ## train a small GPT on two ranks for two minutes and show what it writes
+	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory data/prose_bytes_train_000000.bin
+	$(if $(filter 0,$(MPI)),./$(TRAIN) configs/demo.cfg loop.ranks=2,$(MPIRUN) -n 2 ./$(TRAIN) configs/demo.cfg)
 
 .PHONY: clean help
 clean: ## remove what was built

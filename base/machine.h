@@ -10,6 +10,9 @@ const char *machine_cpu(void);
 /* Hardware threads that this process may run on (its affinity mask, as set by mpirun, taskset or a container). */
 int machine_cores(void);
 
+/* All hardware threads of the machine that may be used at all. */
+int machine_all_cores(void);
+
 /* The affinity mask as a list, e.g. "0-3,8". Writes at most `size` bytes, always terminated. */
 void machine_binding(char *text, int size);
 

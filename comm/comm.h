@@ -55,6 +55,7 @@ int comm_ranks(const Comm *comm);        /* world size */
 int comm_local_rank(const Comm *comm);   /* among the ranks of this node */
 int comm_local_ranks(const Comm *comm);
 int comm_nodes(const Comm *comm);
+int comm_node(const Comm *comm);         /* 0..nodes-1: the node of this rank */
 const char *comm_transport_name(const Comm *comm);
 
 /* ---- memory in which gradients should be born (may be shared by the node's ranks) ---- */

@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+enum { SHARD_HEADER_BYTES = 1024 };
+
 typedef struct Shard {
     FileMap map;
     int64_t count; /* tokens */
@@ -15,24 +17,32 @@ typedef struct Shard {
     char path[512];
 } Shard;
 
+/* Maps a shard. Refused (BAD_INPUT, expected and found in the line): another magic or version, a count that does not
+ * fit the file's size exactly. On failure nothing is left open. */
 Status shard_open(Shard *shard, const char *path);
 void shard_close(Shard *shard); /* accepts a zeroed one */
 
 static inline uint32_t shard_token(const Shard *shard, int64_t index) {
-    const uint8_t *tokens = shard->map.bytes + 1024;
+    const uint8_t *tokens = shard->map.bytes + SHARD_HEADER_BYTES;
     return shard->token_bytes == 2 ? ((const uint16_t *)(const void *)tokens)[index]
                                    : ((const uint32_t *)(const void *)tokens)[index];
 }
 
+/* BAD_INPUT with file and position unless tokens first .. first+count-1 are all below `vocab`. */
+Status shard_check_tokens(const Shard *shard, int64_t first, int64_t count, int vocab);
+
 /* Streams one shard to disk, complete or absent. 16-bit tokens when vocab <= 65,536, else 32-bit. */
 typedef struct ShardWriter {
     AtomicFile file;
-    int64_t count;
+    int64_t count; /* tokens so far; at most SHARD_TOKENS_MAX */
     int token_bytes;
 } ShardWriter;
 
+#define SHARD_TOKENS_MAX INT32_MAX /* what the header's count can say */
+
 Status shard_writer_open(ShardWriter *writer, const char *path, int vocab);
 void shard_writer_add(ShardWriter *writer, const int32_t *ids, int64_t count);
-Status shard_writer_close(ShardWriter *writer); /* writes the header and commits */
+Status shard_writer_close(ShardWriter *writer);   /* writes the header and commits */
+void shard_writer_discard(ShardWriter *writer);   /* leaves nothing; accepts a closed or zeroed one */
 
 #endif

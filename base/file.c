@@ -1,0 +1,118 @@
+#define _POSIX_C_SOURCE 200809L
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+Status file_map(FileMap *map, const char *path) {
+    *map = (FileMap){0};
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return bad_input("%s: cannot open: %s", path, strerror(errno));
+    struct stat info;
+    void *bytes = MAP_FAILED;
+    Status status = OK;
+    if (fstat(file, &info) != 0 || !S_ISREG(info.st_mode))
+        status = bad_input("%s: expected a regular file", path);
+    else if (info.st_size == 0)
+        status = bad_input("%s: the file is empty", path);
+    else if ((bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, file, 0)) == MAP_FAILED)
+        status = bad_input("%s: cannot map: %s", path, strerror(errno));
+    close(file);
+    TRY(status);
+    *map = (FileMap){bytes, (size_t)info.st_size};
+    return OK;
+}
+
+void file_unmap(FileMap *map) {
+    if (map->bytes)
+        munmap((void *)(uintptr_t)map->bytes, map->size);
+    *map = (FileMap){0};
+}
+
+Status folder_create(const char *path) {
+    char partial[512];
+    if (snprintf(partial, sizeof partial, "%s", path) >= (int)sizeof partial)
+        return bad_input("%s: the name is too long", path);
+    for (char *slash = partial + 1;; slash++) {
+        slash += strcspn(slash, "/");
+        char saved = *slash;
+        *slash = 0;
+        if (mkdir(partial, 0777) != 0 && errno != EEXIST)
+            return bad_input("%s: cannot create folder: %s", partial, strerror(errno));
+        if (!saved)
+            break;
+        *slash = saved;
+    }
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+        return bad_input("%s: expected a folder, found a file", path);
+    return OK;
+}
+
+Status folder_check_writable(const char *path) {
+    char partial[512];
+    if (snprintf(partial, sizeof partial, "%s", path) >= (int)sizeof partial)
+        return bad_input("%s: the name is too long", path);
+    char *existing = partial;
+    while (access(existing, F_OK) != 0 && errno == ENOENT && strcmp(existing, ".") && strcmp(existing, "/"))
+        existing = dirname(existing);
+    struct stat info;
+    if (stat(existing, &info) != 0)
+        return bad_input("%s: cannot use folder: %s", path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return bad_input("%s: expected a folder, but %s is a file", path, existing);
+    if (access(existing, W_OK | X_OK) != 0)
+        return bad_input("%s: folder is not writable: %s", path, strerror(errno));
+    return OK;
+}
+
+Status atomic_open(AtomicFile *file, const char *path) {
+    *file = (AtomicFile){0};
+    if (snprintf(file->path, sizeof file->path, "%s", path) >= (int)sizeof file->path)
+        return bad_input("%s: the name is too long", path);
+    snprintf(file->temporary, sizeof file->temporary, "%s.%ld.tmp", file->path, (long)getpid());
+    file->stream = fopen(file->temporary, "wb");
+    if (!file->stream)
+        return bad_input("%s: cannot write: %s", path, strerror(errno));
+    return OK;
+}
+
+/* A rename lasts through a power cut once its folder is on disk. */
+static void sync_folder_of(const char *path) {
+    char copy[512];
+    snprintf(copy, sizeof copy, "%s", path);
+    int folder = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder >= 0) {
+        fsync(folder);
+        close(folder);
+    }
+}
+
+Status atomic_commit(AtomicFile *file) {
+    errno = 0;
+    bool written = fflush(file->stream) == 0 && !ferror(file->stream) && fsync(fileno(file->stream)) == 0;
+    int error = errno;
+    written = fclose(file->stream) == 0 && written;
+    file->stream = NULL;
+    if (!written || rename(file->temporary, file->path) != 0) {
+        error = written || !error ? errno : error;
+        unlink(file->temporary);
+        return fault("%s: not written: %s", file->path, error ? strerror(error) : "write error");
+    }
+    sync_folder_of(file->path);
+    return OK;
+}
+
+void atomic_discard(AtomicFile *file) {
+    if (!file->stream)
+        return;
+    fclose(file->stream);
+    file->stream = NULL;
+    unlink(file->temporary);
+}

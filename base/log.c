@@ -1,0 +1,227 @@
+#define _POSIX_C_SOURCE 200809L
+#include "base/log.h"
+
+#include "base/clock.h"
+#include "base/progress.h"
+
+#include <assert.h>
+#include <cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct Log {
+    int64_t steps, every, done; /* done: before this run */
+    FILE *jsonl;
+    cJSON *facts;       /* of the header, until log_start */
+    Progress progress;
+    double start_s;
+    /* for the closing table */
+    StepLog sum;        /* every field added up, over `count` steps */
+    int64_t count;
+    double tokens;
+    StepLog last;
+    double val_loss, val_bits_per_byte; /* the latest ones */
+};
+
+/* Fields of StepLog under their own names; those before `val_loss` are in every step. */
+typedef struct StepField {
+    const char *name;
+    size_t offset;
+} StepField;
+#define FIELD(name) {#name, offsetof(StepLog, name)}
+static const StepField fields[] = {
+    FIELD(loss), FIELD(lr), FIELD(grad_norm), FIELD(tokens_per_s), FIELD(step_ms), FIELD(forward_ms),
+    FIELD(backward_ms), FIELD(update_ms), FIELD(comm_ms), FIELD(comm_exposed_ms), FIELD(bytes_intra),
+    FIELD(bytes_inter), FIELD(compress_error), FIELD(val_loss), FIELD(val_bits_per_byte)};
+enum { FIELD_COUNT = sizeof fields / sizeof *fields, OPTIONAL_FIELDS = 2 };
+
+static double *value_of(StepLog *step, int field) { return (double *)(void *)((char *)step + fields[field].offset); }
+
+Log *log_open(int64_t steps, int64_t every) {
+    Log *log = calloc(1, sizeof *log);
+    assert(log);
+    log->steps = steps;
+    log->every = every;
+    log->facts = cJSON_CreateObject();
+    log->val_loss = log->val_bits_per_byte = NAN;
+    return log;
+}
+
+/* Cuts the file behind the line of step `done`, so that a resumed run leaves the same lines as one that never stopped. */
+static void drop_later_steps(FILE *file, int64_t done) {
+    char line[4096];
+    long keep = 0;
+    long long step = 0;
+    while (step <= done && fgets(line, sizeof line, file)) {
+        const char *key = strncmp(line, "{\"step\":", 8) == 0 ? line + 8 : NULL;
+        if (key && sscanf(key, "%lld", &step) == 1 && step > done)
+            break;
+        keep = ftell(file);
+    }
+    if (ftruncate(fileno(file), keep) == 0)
+        fseek(file, 0, SEEK_END);
+}
+
+Status log_jsonl(Log *log, const char *path, int64_t done) {
+    log->done = done;
+    if (!path[0])
+        return OK;
+    if (done > 0 && (log->jsonl = fopen(path, "r+")))
+        drop_later_steps(log->jsonl, done);
+    else if (!(log->jsonl = fopen(path, "w")))
+        return bad_input("%s: cannot write the log: %s", path, strerror(errno));
+    return OK;
+}
+
+static void clear_progress(Log *log) {
+    if (log->progress.out)
+        progress_clear(&log->progress);
+}
+
+void log_close(Log *log) {
+    if (!log)
+        return;
+    clear_progress(log);
+    if (log->jsonl)
+        fclose(log->jsonl);
+    cJSON_Delete(log->facts);
+    free(log);
+}
+
+static void write_line(Log *log, cJSON *object) {
+    char *text = log->jsonl ? cJSON_PrintUnformatted(object) : NULL;
+    if (text) {
+        fprintf(log->jsonl, "%s\n", text);
+        fflush(log->jsonl);
+    }
+    free(text);
+    cJSON_Delete(object);
+}
+
+void log_fact(Log *log, const char *name, const char *format, ...) {
+    char value[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(value, sizeof value, format, args);
+    va_end(args);
+    printf("  %-12s %s\n", name, value);
+    if (log->facts)
+        cJSON_AddStringToObject(log->facts, name, value);
+}
+
+void log_warning(Log *log, const char *format, ...) {
+    va_list args;
+    clear_progress(log);
+    fflush(stdout);
+    fputs("warning: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+static void add_option(void *user, const char *section, const char *key, const char *value) {
+    char name[96];
+    snprintf(name, sizeof name, "%s.%s", section, key);
+    cJSON_AddStringToObject(user, name, value);
+}
+
+void log_start(Log *log, const Config *config) {
+    cJSON *object = cJSON_CreateObject(), *options = cJSON_AddObjectToObject(object, "options");
+    config_visit(config, add_option, options);
+    cJSON_AddItemToObject(object, "run", log->facts);
+    log->facts = NULL;
+    write_line(log, object);
+    putchar('\n');
+    progress_start(&log->progress, stdout, (double)(log->steps - log->done));
+    log->start_s = clock_s();
+}
+
+static void print_step(const StepLog *step, int64_t steps) {
+    printf("step %6lld/%lld  loss %7.4f  norm %8.4f  lr %.2e  %9.0f tok/s  %8.1f ms  comm %5.1f %%",
+           (long long)step->step, (long long)steps, step->loss, step->grad_norm, step->lr, step->tokens_per_s,
+           step->step_ms, 100 * step->comm_exposed_ms / step->step_ms);
+    if (!isnan(step->val_loss))
+        printf("  val %7.4f", step->val_loss);
+    if (!isnan(step->val_bits_per_byte))
+        printf(" (%.3f bits/byte)", step->val_bits_per_byte);
+    if (step->skipped)
+        printf("  skipped %lld", (long long)step->skipped);
+    putchar('\n');
+}
+
+void log_step(Log *log, const StepLog *step) {
+    StepLog copy = *step;
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddNumberToObject(object, "step", (double)step->step);
+    for (int i = 0; i < FIELD_COUNT; i++) {
+        double value = *value_of(&copy, i);
+        *value_of(&log->sum, i) += value;
+        if (isfinite(value))
+            cJSON_AddNumberToObject(object, fields[i].name, value);
+        else if (i < FIELD_COUNT - OPTIONAL_FIELDS)
+            cJSON_AddNullToObject(object, fields[i].name); /* JSON has no NaN */
+    }
+    cJSON_AddNumberToObject(object, "skipped", (double)step->skipped);
+    write_line(log, object);
+    log->count++;
+    log->tokens += 1e-3 * step->step_ms * step->tokens_per_s;
+    log->last = copy;
+    if (!isnan(step->val_loss)) {
+        log->val_loss = step->val_loss;
+        log->val_bits_per_byte = step->val_bits_per_byte;
+    }
+    if (step->step % log->every == 0 || step->step == log->steps || !isnan(step->val_loss)) {
+        progress_clear(&log->progress);
+        print_step(step, log->steps);
+    }
+    char what[96];
+    snprintf(what, sizeof what, "step %lld/%lld  loss %.4f  %.0f tok/s", (long long)step->step,
+             (long long)log->steps, step->loss, step->tokens_per_s);
+    progress_update(&log->progress, (double)(step->step - log->done), what);
+}
+
+void log_text(Log *log, const char *title, const char *prompt, const char *text) {
+    clear_progress(log);
+    printf("--- %s\n%s%s\n---\n", title, prompt, text);
+    fflush(stdout);
+}
+
+static void print_share(const char *name, double sum_ms, const Log *log) {
+    printf("  %-12s %10.1f ms  %5.1f %%\n", name, sum_ms / (double)log->count, 100 * sum_ms / log->sum.step_ms);
+}
+
+double log_summary(Log *log) {
+    clear_progress(log);
+    if (log->count == 0)
+        return 0;
+    char took[32];
+    const StepLog *sum = &log->sum;
+    double count = (double)log->count, total_ms = sum->step_ms;
+    double tokens_per_s = log->tokens / (1e-3 * total_ms);
+    printf("\n  %.0f steps in %s, a step on average:\n", count,
+           duration_text(clock_s() - log->start_s, took, sizeof took));
+    print_share("forward", sum->forward_ms, log);
+    print_share("backward", sum->backward_ms, log);
+    print_share("comm exposed", sum->comm_exposed_ms, log);
+    print_share("update", sum->update_ms, log);
+    print_share("other", total_ms - sum->forward_ms - sum->backward_ms - sum->update_ms - sum->comm_exposed_ms, log);
+    print_share("in all", total_ms, log);
+    printf("\n  %-12s %.4f nats per token", "loss", log->last.loss);
+    if (!isnan(log->val_loss))
+        printf(", validation %.4f", log->val_loss);
+    if (!isnan(log->val_bits_per_byte))
+        printf(" = %.3f bits per byte", log->val_bits_per_byte);
+    printf("\n  %-12s %.0f tokens per second\n", "speed", tokens_per_s);
+    if (sum->bytes_intra + sum->bytes_inter > 0)
+        printf("  %-12s %.2f MB inside nodes, %.2f MB between nodes, per step, all ranks\n", "sent",
+               1e-6 * sum->bytes_intra / count, 1e-6 * sum->bytes_inter / count);
+    if (log->last.skipped)
+        printf("  %-12s %lld steps with a non-finite loss or gradient\n", "skipped", (long long)log->last.skipped);
+    return tokens_per_s;
+}

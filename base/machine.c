@@ -1,0 +1,97 @@
+/* CPU and affinity through hwloc, which knows containers, NUMA and other systems than Linux; memory from /proc and the
+ * cgroup, which hwloc does not report as "still free". */
+#define _GNU_SOURCE
+#include "base/machine.h"
+
+#include <hwloc.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+static hwloc_topology_t topology;
+static hwloc_cpuset_t allowed; /* affinity of the process at the first question, before threads bind themselves */
+static char cpu_name[128] = "unknown CPU";
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void look(void) {
+    allowed = hwloc_bitmap_alloc();
+    if (hwloc_topology_init(&topology) != 0)
+        return;
+    if (hwloc_topology_load(topology) != 0)
+        return;
+    if (hwloc_get_cpubind(topology, allowed, HWLOC_CPUBIND_PROCESS) != 0)
+        hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(topology));
+    hwloc_bitmap_and(allowed, allowed, hwloc_topology_get_allowed_cpuset(topology));
+    hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0);
+    const char *name = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
+    if (name)
+        snprintf(cpu_name, sizeof cpu_name, "%s", name);
+}
+
+const char *machine_cpu(void) {
+    pthread_once(&once, look);
+    return cpu_name;
+}
+
+int machine_cores(void) {
+    pthread_once(&once, look);
+    int count = hwloc_bitmap_weight(allowed);
+    return count > 0 ? count : 1;
+}
+
+int machine_all_cores(void) {
+    pthread_once(&once, look);
+    int count = hwloc_bitmap_weight(hwloc_topology_get_allowed_cpuset(topology));
+    return count > 0 ? count : 1;
+}
+
+void machine_binding(char *text, int size) {
+    pthread_once(&once, look);
+    hwloc_bitmap_list_snprintf(text, (size_t)size, allowed);
+}
+
+/* First number in a file, -1 when there is none ("max" in a cgroup). */
+static int64_t read_number(const char *path) {
+    FILE *file = fopen(path, "r");
+    long long value = -1;
+    if (!file)
+        return -1;
+    if (fscanf(file, "%lld", &value) != 1)
+        value = -1;
+    fclose(file);
+    return value;
+}
+
+static int64_t meminfo_available(void) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    long long kib = -1;
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %lld kB", &kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return kib < 0 ? INT64_MAX : kib * 1024;
+}
+
+int64_t machine_memory_available(void) {
+    int64_t available = meminfo_available();
+    /* The limit of the cgroup as a container sees it: version 2, then version 1. */
+    static const char *const files[][2] = {
+        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
+    for (int i = 0; i < 2; i++) {
+        int64_t limit = read_number(files[i][0]), used = read_number(files[i][1]);
+        if (limit > 0 && used >= 0 && limit - used < available)
+            available = limit - used;
+    }
+    return available;
+}
+
+int64_t machine_peak_rss(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (int64_t)usage.ru_maxrss * 1024;
+}

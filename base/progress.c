@@ -1,0 +1,44 @@
+#define _POSIX_C_SOURCE 200809L
+#include "base/progress.h"
+
+#include "base/clock.h"
+
+#include <string.h>
+#include <unistd.h>
+
+char *duration_text(double seconds, char *text, int size) {
+    long whole = (long)(seconds + 0.5);
+    if (whole >= 3600)
+        snprintf(text, (size_t)size, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+    else if (whole >= 60)
+        snprintf(text, (size_t)size, "%ld:%02ld", whole / 60, whole % 60);
+    else
+        snprintf(text, (size_t)size, "%.*f s", seconds < 10 ? 1 : 0, seconds);
+    return text;
+}
+
+void progress_start(Progress *progress, FILE *out, double total) {
+    *progress = (Progress){.out = out, .live = isatty(fileno(out)) == 1, .start_s = clock_s(), .total = total};
+}
+
+void progress_update(Progress *progress, double done, const char *what) {
+    double now = clock_s();
+    if (!progress->live || (now - progress->shown_s < 0.1 && done < progress->total))
+        return;
+    progress->shown_s = now;
+    double share = progress->total > 0 ? done / progress->total : 1, spent = now - progress->start_s;
+    char bar[21], left[32] = "?";
+    for (int i = 0; i < 20; i++)
+        bar[i] = i < (int)(share * 20) ? '#' : '.';
+    bar[20] = 0;
+    if (share > 0)
+        duration_text(spent / share - spent, left, sizeof left);
+    fprintf(progress->out, "\r\033[K[%s] %3.0f %%  %s  ETA %s", bar, share * 100, what, left);
+    fflush(progress->out);
+}
+
+void progress_clear(Progress *progress) {
+    if (progress->live && progress->shown_s > 0)
+        fputs("\r\033[K", progress->out);
+    fflush(progress->out);
+}

@@ -1,0 +1,24 @@
+#include "comm/collective/collective.h"
+
+#include <stddef.h>
+#include <string.h>
+
+static const Collective *const collectives[] = {&collective_naive, &collective_native, &collective_ring};
+
+const Collective *collective_find(const char *name) {
+    for (size_t i = 0; i < sizeof collectives / sizeof *collectives; i++)
+        if (strcmp(collectives[i]->name, name) == 0)
+            return collectives[i];
+    return NULL;
+}
+
+const Collective *collective_auto(const Group *group) {
+    (void)group;
+    return &collective_ring;
+}
+
+int64_t chunk_start(int64_t elems, int parts, int i) {
+    int64_t blocks = (elems + CHUNK_ALIGN_ELEMS - 1) / CHUNK_ALIGN_ELEMS;
+    int64_t start = blocks * i / parts * CHUNK_ALIGN_ELEMS;
+    return start < elems ? start : elems;
+}

@@ -1,0 +1,52 @@
+/* naive: everybody sends to the first member, which adds in rank order and sends the sum back. It carries (N-1) S in and
+ * as much out through one rank, 2 (N-1)/N times what a ring needs on its busiest link, and is here to be obviously right.
+ *
+ * Works through the data in segments, so that the others' values need little room. */
+#include "comm/collective/collective.h"
+#include "comm/collective/vector.h"
+
+enum { SEGMENT_ELEMS = 64 << 10 };
+
+static int64_t naive_scratch_elems(int size, int64_t elems) {
+    int64_t segment = elems < SEGMENT_ELEMS ? elems : SEGMENT_ELEMS;
+    return (size - 1) * segment;
+}
+
+static Status sum_at_first(const Group *group, float *data, int64_t elems, float *others) {
+    Transport *transport = group->transport;
+    size_t bytes = (size_t)elems * sizeof(float);
+    transport_group_begin(transport);
+    for (int i = 1; i < group->size; i++)
+        transport_recv(transport, group->members[i], others + (i - 1) * elems, bytes);
+    TRY(transport_group_end(transport));
+    for (int i = 1; i < group->size; i++)
+        vector_add(data, others + (i - 1) * elems, elems);
+    transport_group_begin(transport);
+    for (int i = 1; i < group->size; i++)
+        transport_send(transport, group->members[i], data, bytes);
+    return transport_group_end(transport);
+}
+
+static Status sum_at_others(const Group *group, float *data, int64_t elems) {
+    Transport *transport = group->transport;
+    size_t bytes = (size_t)elems * sizeof(float);
+    transport_group_begin(transport);
+    transport_send(transport, group->members[0], data, bytes);
+    TRY(transport_group_end(transport));
+    transport_group_begin(transport);
+    transport_recv(transport, group->members[0], data, bytes);
+    return transport_group_end(transport);
+}
+
+static Status naive_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+    for (int64_t start = 0; start < elems; start += SEGMENT_ELEMS) {
+        int64_t segment = elems - start < SEGMENT_ELEMS ? elems - start : SEGMENT_ELEMS;
+        vector_scale(data + start, segment, scale);
+        TRY(group->self == 0 ? sum_at_first(group, data + start, segment, scratch)
+                             : sum_at_others(group, data + start, segment));
+    }
+    return OK;
+}
+
+const Collective collective_naive = {
+    .name = "naive", .scratch_elems = naive_scratch_elems, .allreduce = naive_allreduce};

@@ -1,0 +1,29 @@
+/* native: the transport's own all-reduce, such as MPI_Allreduce. The yardstick of the others.
+ *
+ * It cannot be timed out and spins while it waits, so all ranks meet in a barrier first, which does neither. */
+#include "comm/collective/collective.h"
+#include "comm/collective/vector.h"
+
+static Status native_check(const Group *group) {
+    if (!group->transport->ops->allreduce_sum)
+        return bad_input("comm.algorithm = native: the %s transport has no all-reduce of its own",
+                         group->transport->ops->name);
+    if (group->size != group->transport->ranks)
+        return bad_input("comm.algorithm = native: works over all ranks only");
+    return OK;
+}
+
+static int64_t native_scratch_elems(int size, int64_t elems) {
+    (void)size, (void)elems;
+    return 0;
+}
+
+static Status native_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+    (void)scratch;
+    vector_scale(data, elems, scale);
+    TRY(transport_barrier(group->transport));
+    return group->transport->ops->allreduce_sum(group->transport, data, elems);
+}
+
+const Collective collective_native = {
+    .name = "native", .check = native_check, .scratch_elems = native_scratch_elems, .allreduce = native_allreduce};

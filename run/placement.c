@@ -1,0 +1,53 @@
+#include "run/placement.h"
+
+#include "base/machine.h"
+
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Place {
+    int node;
+    char cores[60]; /* the binding as text: equal where ranks may run on the same cores */
+} Place;
+
+/* Ranks of this node with the calling rank's binding, itself included. */
+static Status count_sharing(Comm *comm, const Place *mine, int *sharing) {
+    Place *all = calloc((size_t)comm_ranks(comm), sizeof *all);
+    Status status = all ? comm_gather(comm, mine, all, sizeof *mine) : fault("out of memory");
+    for (int r = 0; status == OK && r < comm_ranks(comm); r++)
+        *sharing += all[r].node == mine->node && strcmp(all[r].cores, mine->cores) == 0;
+    free(all);
+    return status;
+}
+
+Status placement_threads(Comm *comm, int threads, Log *log) {
+    Place mine = {.node = comm_node(comm)};
+    int sharing = 0, cores = machine_cores();
+    machine_binding(mine.cores, sizeof mine.cores);
+    TRY(count_sharing(comm, &mine, &sharing));
+    if (threads == 0)
+        threads = cores / sharing > 1 ? cores / sharing : 1;
+    omp_set_num_threads(threads);
+    if (!log)
+        return OK;
+    int ranks = comm_ranks(comm), nodes = comm_nodes(comm), usable = cores * (comm_local_ranks(comm) / sharing);
+    log_fact(log, "ranks", "%d on %d node%s over %s, %d thread%s each, rank 0 on core%s %s", ranks, nodes,
+             nodes > 1 ? "s" : "", comm_transport_name(comm), threads, threads > 1 ? "s" : "", cores > 1 ? "s" : "",
+             mine.cores);
+    if (threads * sharing > cores)
+        log_warning(log, "%d threads share %d core%s of this machine", threads * sharing, cores, cores > 1 ? "s" : "");
+    if (usable < machine_all_cores())
+        log_warning(log, "the ranks of this machine are bound to %d of its %d cores; mpirun --bind-to none frees them",
+                    usable, machine_all_cores());
+    return OK;
+}
+
+Status placement_memory(Comm *comm, double bytes_per_rank) {
+    double needed = bytes_per_rank * comm_local_ranks(comm), available = (double)machine_memory_available();
+    if (needed > available)
+        return bad_input("the run needs %.2f GB of memory for %d rank%s on this machine, %.2f GB are free; lower "
+                         "train.batch or train.seq_len, or set train.recompute=yes", 1e-9 * needed,
+                         comm_local_ranks(comm), comm_local_ranks(comm) > 1 ? "s" : "", 1e-9 * available);
+    return OK;
+}

@@ -1,0 +1,32 @@
+/* Checkpoints of a run in its folder: model_00001000.bin (llm.c's format, ready for build/generate) and
+ * state_00001000.bin (all that an exact resume needs besides). The state is written last, so a checkpoint is complete
+ * when its state file is there; each file appears complete or not at all. */
+#ifndef RUN_SNAPSHOT_H
+#define RUN_SNAPSHOT_H
+
+#include "base/error.h"
+#include "model/gpt2.h"
+#include "optim/adamw.h"
+
+#include <stdint.h>
+
+typedef struct Snapshot {
+    const Gpt2Config *config;
+    const ParamTable *table;
+    float *params;    /* f32[table->elems] */
+    AdamW *adamw;
+    int64_t step;     /* updates tried, skipped ones included */
+    int64_t position; /* of the next sequence, see data/loader.h */
+    int64_t skipped;
+} Snapshot;
+
+/* Writes the checkpoint of snapshot->step into the folder and removes the oldest ones beyond `keep`. */
+Status snapshot_save(const Snapshot *snapshot, const char *folder, int64_t keep);
+
+/* The step of the newest complete checkpoint, -1 when there is none. */
+int64_t snapshot_newest(const char *folder);
+
+/* Fills params, moments and counters from the checkpoint of that step; BAD_INPUT when its model has other sizes. */
+Status snapshot_load(Snapshot *snapshot, const char *folder, int64_t step);
+
+#endif

@@ -1,0 +1,37 @@
+#!/bin/bash
+# Runs every test program in $BUILD/tests and every tests/test_*.sh, with the include rules first; closes with
+# "N passed, N failed". A failing test's output is shown whole. Arguments: names of tests, default all.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export BUILD=${BUILD:-build} MPI=${MPI:-1} TRAIN=${TRAIN:-./train}
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+[[ $TRAIN == */* ]] || TRAIN=./$TRAIN
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+passed=0 failed=0
+
+run() {
+    local name=$1 start=$SECONDS
+    shift
+    if "$@" >"$log" 2>&1; then
+        passed=$((passed + 1))
+        printf 'ok    %-28s %3d s  %s\n' "$name" $((SECONDS - start)) "$(grep -aoE '[0-9]+ test\(s\) run|skipped: .*' "$log" | tail -1)"
+    else
+        failed=$((failed + 1))
+        printf 'FAIL  %-28s %3d s\n' "$name" $((SECONDS - start))
+        sed 's/^/      /' "$log"
+    fi
+}
+
+wanted() { [ $# = 1 ] || [[ " ${*:2} " == *" $1 "* ]]; }
+wanted lint "$@" && run lint tests/lint.sh
+for source in tests/test_*.c; do
+    name=$(basename "$source" .c)
+    wanted "$name" "$@" && [ -x "$BUILD/tests/$name" ] && run "$name" "$BUILD/tests/$name"
+done
+for script in tests/test_*.sh; do
+    name=$(basename "$script")
+    wanted "$name" "$@" && [ -x "$script" ] && run "$name" "$script"
+done
+printf '%d passed, %d failed\n' $passed $failed
+[ $failed = 0 ] && [ $passed -gt 0 ]

@@ -1,0 +1,334 @@
+/* tandem: trains GPT-2 on one rank or many.
+ *
+ *   settings -> data, model, optimizer, sync -> loop:
+ *     forward and backward over the micro-steps; gradients are announced to the sync as they become final
+ *     wait for the sync: every rank then holds the mean gradient, the same bits
+ *     clip, update: every rank then holds the same parameters, the same bits
+ *
+ * Rank 0 also shows text, logs and saves. Whether ranks are processes or threads makes no difference here. */
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/machine.h"
+#include "data/loader.h"
+#include "data/tokenizer.h"
+#include "model/checkpoint.h"
+#include "run/placement.h"
+#include "run/sample.h"
+#include "run/settings.h"
+#include "run/snapshot.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RUNTIME_BYTES = 256 << 20 }; /* buffers of BLAS and MPI, the program itself */
+
+typedef struct Trainer {
+    const Settings *settings;
+    Comm *comm;
+    int rank, ranks;
+    int64_t micro_steps, global_sequences; /* per step */
+    Loader *train_data, *val_data;         /* val_data may be NULL */
+    Tokenizer *tokenizer;                  /* may be NULL */
+    Gpt2Config model_config;
+    ParamTable table;
+    float *params, *grads; /* f32[table.elems] */
+    int *inputs, *targets; /* i32[batch * seq_len], one micro-batch */
+    Gpt2 *model;
+    AdamW adamw;
+    Sync *sync;
+    Log *log;                        /* rank 0 */
+    int64_t step, position, skipped; /* done so far; position is the next sequence's */
+} Trainer;
+
+/* ---- setting up ---- */
+
+static Gpt2Options model_options(const Trainer *t) {
+    return (Gpt2Options){.max_B = (int)t->settings->train.batch, .max_T = (int)t->settings->train.seq_len,
+                         .train = true, .recompute = t->settings->train.recompute};
+}
+
+/* All that can be wrong with what the user gave, before anything large is allocated or any file is written. */
+static Status check_input(Trainer *t) {
+    const Settings *s = t->settings;
+    TRY(settings_model(s, &t->model_config));
+    TRY(settings_micro_steps(s, t->ranks, &t->micro_steps));
+    t->global_sequences = t->ranks * s->train.batch * t->micro_steps;
+    LoaderOptions data = {.glob = s->data.train, .seq_len = (int)s->train.seq_len, .vocab = t->model_config.vocab,
+                          .shuffle = s->data.shuffle, .seed = (uint64_t)s->run.seed, .hint = "make data"};
+    TRY(loader_open(&t->train_data, &data));
+    data.glob = s->data.val;
+    data.shuffle = false;
+    if (s->data.val[0])
+        TRY(loader_open(&t->val_data, &data));
+    if (strcmp(s->data.tokenizer, "none") != 0)
+        TRY(tokenizer_open(&t->tokenizer, s->data.tokenizer));
+    if (t->tokenizer && tokenizer_vocab(t->tokenizer) != t->model_config.vocab)
+        return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
+                            tokenizer_vocab(t->tokenizer), t->model_config.vocab);
+    gpt2_param_table(&t->model_config, &t->table);
+    return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
+}
+
+static double gb(double bytes) { return 1e-9 * bytes; }
+
+static Status check_memory(Trainer *t) {
+    Gpt2Options options = model_options(t);
+    double params = 4.0 * (double)t->table.elems;
+    double activations = (double)gpt2_activation_bytes(&t->model_config, &options);
+    double bytes = 4 * params + activations + RUNTIME_BYTES;
+    if (t->rank == 0)
+        log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f",
+                 gb(bytes), gb(params), gb(params), gb(2 * params), gb(activations));
+    return placement_memory(t->comm, bytes);
+}
+
+static Status print_header(Trainer *t) {
+    const Settings *s = t->settings;
+    if (t->rank == 0) {
+        t->log = log_open(s->train.steps, s->log.every);
+        log_fact(t->log, "model", "GPT-2, L%d NH%d C%d, context %d, vocabulary %d: %.1f M parameters, %s",
+                 t->model_config.layers, t->model_config.heads, t->model_config.channels, t->model_config.context,
+                 t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
+        log_fact(t->log, "data", "%.2f M tokens in %d shards", 1e-6 * (double)loader_tokens(t->train_data),
+                 loader_shards(t->train_data));
+        log_fact(t->log, "batch", "%lld tokens: %d ranks x %lld micro-steps x %lld sequences x %lld tokens",
+                 (long long)(t->global_sequences * s->train.seq_len), t->ranks, (long long)t->micro_steps,
+                 (long long)s->train.batch, (long long)s->train.seq_len);
+        log_fact(t->log, "machine", "%s, %d cores", machine_cpu(), machine_all_cores());
+    }
+    TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
+    return comm_agree(t->comm, check_memory(t));
+}
+
+static Status allocate(Trainer *t) {
+    const Settings *s = t->settings;
+    Gpt2Options options = model_options(t);
+    size_t bytes = (size_t)t->table.elems * sizeof(float), tokens = (size_t)(s->train.batch * s->train.seq_len);
+    t->params = memory_alloc(comm_memory(t->comm), bytes);
+    t->grads = memory_alloc(comm_memory(t->comm), bytes);
+    t->inputs = calloc(tokens, sizeof(int));
+    t->targets = calloc(tokens, sizeof(int));
+    if (!t->params || !t->grads || !t->inputs || !t->targets)
+        return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
+    TRY(gpt2_create(&t->model, &t->model_config, &t->table, t->params, t->grads, &options, &ops_cpu, &host_memory));
+    return adamw_create(&t->adamw, &t->table, &host_memory);
+}
+
+static Snapshot snapshot_of(Trainer *t) {
+    return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params, .adamw = &t->adamw,
+                      .step = t->step, .position = t->position, .skipped = t->skipped};
+}
+
+/* Rank 0 reads files; the others receive what it read. */
+static Status initialise(Trainer *t) {
+    const Settings *s = t->settings;
+    Status status = OK;
+    Snapshot snapshot = snapshot_of(t);
+    int64_t newest = t->rank == 0 && s->run.resume ? snapshot_newest(s->run.out) : -1;
+    if (t->rank == 0 && newest >= 0)
+        status = snapshot_load(&snapshot, s->run.out, newest);
+    else if (t->rank == 0 && strcmp(s->model.init, "random") != 0)
+        status = checkpoint_read_params(s->model.init, &t->model_config, &t->table, t->params);
+    else if (t->rank == 0)
+        gpt2_init_random(&t->model_config, &t->table, (uint64_t)s->run.seed, t->params);
+    TRY(comm_agree(t->comm, status));
+    int64_t counters[] = {snapshot.step, snapshot.position, snapshot.skipped, t->adamw.step};
+    size_t bytes = (size_t)t->table.elems * sizeof(float);
+    TRY(comm_broadcast(t->comm, counters, sizeof counters, 0));
+    TRY(comm_broadcast(t->comm, t->params, bytes, 0));
+    t->step = counters[0], t->position = counters[1], t->skipped = counters[2], t->adamw.step = counters[3];
+    if (t->step == 0)
+        return OK; /* the moments are zero everywhere */
+    TRY(comm_broadcast(t->comm, t->adamw.m, bytes, 0));
+    return comm_broadcast(t->comm, t->adamw.v, bytes, 0);
+}
+
+static Status open_log(Trainer *t) {
+    if (t->rank != 0)
+        return OK;
+    char path[OPTION_TEXT + 16];
+    TRY(folder_create(t->settings->run.out));
+    snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
+    log_fact(t->log, "sync", "%s", sync_plan(t->sync));
+    if (t->step > 0)
+        log_fact(t->log, "resume", "after step %lld", (long long)t->step);
+    TRY(log_jsonl(t->log, t->settings->log.jsonl ? path : "", t->step));
+    log_start(t->log, t->settings->config);
+    return OK;
+}
+
+/* ---- the loop ---- */
+
+static double elapsed_ms(double *since_s) {
+    double now = clock_s(), ms = 1e3 * (now - *since_s);
+    *since_s = now;
+    return ms;
+}
+
+/* One step: returns with the same parameters on every rank. */
+static Status train_step(Trainer *t, StepLog *log) {
+    const Settings *s = t->settings;
+    int batch = (int)s->train.batch, seq_len = (int)s->train.seq_len;
+    double start_s = clock_s(), mark_s = start_s, loss = 0;
+    for (int64_t micro = 0; micro < t->micro_steps; micro++) {
+        bool last = micro == t->micro_steps - 1;
+        int64_t mine = t->position + (micro * t->ranks + t->rank) * batch;
+        TRY(loader_read(t->train_data, mine, batch, t->inputs, t->targets));
+        elapsed_ms(&mark_s);
+        gpt2_forward(t->model, t->inputs, batch, seq_len);
+        log->forward_ms += elapsed_ms(&mark_s);
+        loss += gpt2_backward(t->model, t->targets, 1.0f / (float)t->micro_steps, micro > 0,
+                              last ? sync_mark_ready : NULL, t->sync);
+        log->backward_ms += elapsed_ms(&mark_s);
+    }
+    TRY(sync_wait(t->sync));
+    loss /= (double)t->micro_steps * t->ranks;
+    TRY(comm_reduce(t->comm, &loss, 1, COMM_SUM));
+
+    elapsed_ms(&mark_s);
+    log->lr = learning_rate(&s->optim, t->step, s->train.steps);
+    log->grad_norm = grad_norm(t->grads, t->table.elems);
+    if (isfinite(loss) && isfinite(log->grad_norm)) /* the same on all ranks, since loss and gradient are */
+        adamw_update(&t->adamw, &s->optim, log->lr, clip_scale(log->grad_norm, s->optim.grad_clip), t->params,
+                     t->grads);
+    else
+        t->skipped++;
+    log->update_ms = elapsed_ms(&mark_s);
+
+    t->step++;
+    t->position += t->global_sequences;
+    SyncStats stats = sync_stats(t->sync);
+    double bytes[] = {(double)stats.bytes_intra, (double)stats.bytes_inter};
+    TRY(comm_reduce(t->comm, bytes, 2, COMM_SUM));
+    log->step = t->step, log->loss = loss, log->skipped = t->skipped;
+    log->comm_ms = stats.comm_ms, log->comm_exposed_ms = stats.comm_exposed_ms;
+    log->bytes_intra = bytes[0], log->bytes_inter = bytes[1];
+    log->step_ms = 1e3 * (clock_s() - start_s);
+    log->tokens_per_s = (double)(t->global_sequences * seq_len) / log->step_ms * 1e3;
+    if (s->comm.verify_every && t->step % s->comm.verify_every == 0)
+        TRY(comm_verify(t->comm, t->params, (size_t)t->table.elems * sizeof(float), "parameters"));
+    return OK;
+}
+
+/* Mean loss over the first val_batches batches, dealt out to the ranks; each sequence counts once. */
+static Status validate(Trainer *t, StepLog *log) {
+    int batch = (int)t->settings->train.batch, seq_len = (int)t->settings->train.seq_len;
+    int64_t sequences = t->settings->train.val_batches * batch;
+    if (sequences > loader_sequences(t->val_data))
+        sequences = loader_sequences(t->val_data);
+    double sums[3] = {0}; /* nats, tokens, bytes */
+    for (int64_t first = (int64_t)t->rank * batch; first < sequences; first += (int64_t)t->ranks * batch) {
+        int count = (int)(sequences - first < batch ? sequences - first : batch);
+        TRY(loader_read(t->val_data, first, count, t->inputs, t->targets));
+        gpt2_forward(t->model, t->inputs, count, seq_len);
+        sums[0] += gpt2_loss(t->model, t->targets) * count * seq_len;
+        sums[1] += (double)count * seq_len;
+        for (int i = 0; t->tokenizer && i < count * seq_len; i++) {
+            size_t bytes = 0;
+            tokenizer_decode(t->tokenizer, t->targets[i], &bytes);
+            sums[2] += (double)bytes;
+        }
+    }
+    TRY(comm_reduce(t->comm, sums, 3, COMM_SUM));
+    log->val_loss = sums[0] / sums[1];
+    log->val_bits_per_byte = sums[2] > 0 ? sums[0] / sums[2] / 0.6931471805599453 : NAN;
+    return OK;
+}
+
+/* Rank 0 only: the others wait in their next collective call. */
+static Status show_sample(Trainer *t) {
+    const TrainSettings *s = &t->settings->train;
+    char title[64], text[1 << 14];
+    TRY(sample_text(&t->model_config, &t->table, t->params, t->tokenizer, s->sample_prompt, (int)s->sample_tokens,
+                    (uint64_t)t->settings->run.seed, text, sizeof text));
+    snprintf(title, sizeof title, "text after %lld steps", (long long)t->step);
+    log_text(t->log, title, s->sample_prompt, text);
+    return OK;
+}
+
+static bool due(int64_t step, int64_t every, int64_t last) { return every > 0 && (step % every == 0 || step == last); }
+
+static Status train_loop(Trainer *t) {
+    const Settings *s = t->settings;
+    int64_t last = s->train.steps;
+    if (t->rank == 0 && t->step == 0 && s->train.sample_every)
+        TRY(show_sample(t));
+    while (t->step < last) {
+        StepLog log = {.val_loss = NAN, .val_bits_per_byte = NAN};
+        TRY(train_step(t, &log));
+        if (due(t->step, s->train.val_every, last))
+            TRY(validate(t, &log));
+        if (t->rank != 0)
+            continue;
+        log_step(t->log, &log);
+        if (due(t->step, s->train.sample_every, last))
+            TRY(show_sample(t));
+        Snapshot snapshot = snapshot_of(t);
+        if (due(t->step, s->train.save_every, last))
+            TRY(snapshot_save(&snapshot, s->run.out, s->train.keep));
+    }
+    return OK;
+}
+
+/* Rank 0: the model, and what became of the run. */
+static Status finish(Trainer *t) {
+    const Settings *s = t->settings;
+    char path[OPTION_TEXT + 16], mfu[32] = "n/a";
+    snprintf(path, sizeof path, "%s/model.bin", s->run.out);
+    TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
+    double flops_per_s = log_summary(t->log) * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
+    if (s->run.peak_tflops > 0)
+        snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
+    log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
+    log_fact(t->log, "memory", "%.2f GB at most, rank 0", gb((double)machine_peak_rss()));
+    log_fact(t->log, "model", "%s; try: build/generate %s \"Once upon a time\"", path, path);
+    return OK;
+}
+
+static Status train(Trainer *t) {
+    if (t->settings->help) {
+        if (t->rank == 0)
+            settings_help(t->settings, stdout);
+        return OK;
+    }
+    TRY(comm_agree(t->comm, check_input(t)));
+    TRY(print_header(t));
+    if (t->settings->plan)
+        return OK;
+    TRY(comm_agree(t->comm, allocate(t)));
+    TRY(sync_create(&t->sync, t->comm, &t->settings->comm, &t->table, t->grads));
+    TRY(initialise(t));
+    TRY(comm_agree(t->comm, open_log(t)));
+    TRY(train_loop(t));
+    return t->rank == 0 ? finish(t) : OK;
+}
+
+static Status run_rank(Comm *comm, void *settings) {
+    Trainer t = {.settings = settings, .comm = comm, .rank = comm_rank(comm), .ranks = comm_ranks(comm)};
+    Status status = train(&t);
+    log_close(t.log);
+    sync_destroy(t.sync);
+    adamw_destroy(&t.adamw);
+    gpt2_destroy(t.model);
+    free(t.targets);
+    free(t.inputs);
+    memory_free(comm_memory(comm), t.grads);
+    memory_free(comm_memory(comm), t.params);
+    param_table_free(&t.table);
+    tokenizer_close(t.tokenizer);
+    loader_close(t.val_data);
+    loader_close(t.train_data);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    Settings settings = {0};
+    Status status = comm_start(&argc, &argv);
+    if (status == OK)
+        status = settings_read(&settings, argc, argv);
+    status = comm_run(&settings.comm, &settings.loop, status, run_rank, &settings);
+    settings_free(&settings);
+    return comm_finish("train", status);
+}
