@@ -60,15 +60,18 @@ Status folder_check_writable(const char *path) {
     if (snprintf(partial, sizeof partial, "%s", path) >= (int)sizeof partial)
         return bad_input("%s: the name is too long", path);
     char *existing = partial;
-    while (access(existing, F_OK) != 0 && errno == ENOENT && strcmp(existing, ".") && strcmp(existing, "/"))
+    while (access(existing, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR) && strcmp(existing, ".") && strcmp(existing, "/"))
         existing = dirname(existing);
     struct stat info;
     if (stat(existing, &info) != 0)
         return bad_input("%s: cannot use folder: %s", path, strerror(errno));
     if (!S_ISDIR(info.st_mode))
         return bad_input("%s: expected a folder, but %s is a file", path, existing);
-    if (access(existing, W_OK | X_OK) != 0)
+    char probe[544]; /* permission bits do not tell everything: read-only mounts, /proc, root */
+    snprintf(probe, sizeof probe, "%s/.%ld.tmp", existing, (long)getpid());
+    if (mkdir(probe, 0700) != 0)
         return bad_input("%s: folder is not writable: %s", path, strerror(errno));
+    rmdir(probe);
     return OK;
 }
 

@@ -20,7 +20,7 @@ void file_unmap(FileMap *map); /* accepts a zeroed one */
 /* Makes the folder and those above it. Fails with BAD_INPUT naming it. */
 Status folder_create(const char *path);
 
-/* BAD_INPUT unless files could be made in the folder, which need not exist yet; creates nothing. */
+/* BAD_INPUT unless files could be made in the folder, which need not exist yet; leaves nothing behind. */
 Status folder_check_writable(const char *path);
 
 /* A new file that appears under `path` only when complete: written beside it under a temporary name, then flushed,

@@ -20,7 +20,8 @@ void input_close(InputFile *input); /* accepts a zeroed one */
 
 Status input_seek(InputFile *input, int64_t offset);
 
-/* Exactly `bytes` from the present position on. BAD_INPUT when the file ends before: check its size first, for a better message. */
+/* Exactly `bytes` from the present position on. BAD_INPUT when the file ends before: check its size first, for a
+ * better message. */
 Status input_read(InputFile *input, void *data, size_t bytes);
 
 #endif

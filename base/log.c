@@ -186,9 +186,34 @@ void log_step(Log *log, const StepLog *step) {
     progress_update(&log->progress, (double)(step->step - log->done), what);
 }
 
+/* Length of the UTF-8 character at text, 0 when there is none or it is a control character. */
+static int printable(const unsigned char *text) {
+    if (text[0] < 0x80)
+        return (text[0] >= 0x20 && text[0] != 0x7f) || text[0] == '\n' || text[0] == '\t';
+    int length = text[0] < 0xc2 ? 0 : text[0] < 0xe0 ? 2 : text[0] < 0xf0 ? 3 : text[0] < 0xf5 ? 4 : 0;
+    for (int i = 1; i < length; i++)
+        if ((text[i] & 0xc0) != 0x80)
+            return 0;
+    return length == 2 && text[0] == 0xc2 && text[1] < 0xa0 ? 0 : length; /* the last: C1 controls */
+}
+
+/* An untrained model writes any bytes: those that are no text would upset the terminal and show as '.'. */
+static void print_text(const char *text) {
+    while (*text) {
+        int length = printable((const unsigned char *)text);
+        if (length)
+            fwrite(text, 1, (size_t)length, stdout);
+        else
+            putchar('.');
+        text += length ? length : 1;
+    }
+}
+
 void log_text(Log *log, const char *title, const char *prompt, const char *text) {
     clear_progress(log);
-    printf("--- %s\n%s%s\n---\n", title, prompt, text);
+    printf("--- %s\n%s", title, prompt);
+    print_text(text);
+    puts("\n---");
     fflush(stdout);
 }
 

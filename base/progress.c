@@ -17,8 +17,19 @@ char *duration_text(double seconds, char *text, int size) {
     return text;
 }
 
+/* A terminal that a person sees. mpirun gives its ranks a pseudo-terminal as stdout even where its own goes to a file, so the
+ * parent's stdout must be a terminal as well; where the parent cannot be asked, our own stdout decides. */
+static bool is_terminal(FILE *out) {
+    char path[64], target[64];
+    if (isatty(fileno(out)) != 1)
+        return false;
+    snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)getppid(), fileno(out));
+    ssize_t length = readlink(path, target, sizeof target);
+    return length < 0 || (length >= 9 && (strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0));
+}
+
 void progress_start(Progress *progress, FILE *out, double total) {
-    *progress = (Progress){.out = out, .live = isatty(fileno(out)) == 1, .start_s = clock_s(), .total = total};
+    *progress = (Progress){.out = out, .live = is_terminal(out), .start_s = clock_s(), .total = total};
 }
 
 void progress_update(Progress *progress, double done, const char *what) {

@@ -1,6 +1,6 @@
 /* The file, in 8-byte words, little-endian:
  *
- *     | head: magic, version, count | count x {name, bytes} | sum |  array 0, padded | sum |  array 1, padded | sum | ...
+ *     | magic, version, count | count x {name, bytes} | sum |  array 0, padded | sum |  array 1, padded | sum | ...
  *
  * Sizes come first, so that a truncated file is refused when it is opened and no size is trusted that the file cannot
  * hold. Each array carries its own checksum, so that reading checks in one pass what is read and only that. */
@@ -179,12 +179,12 @@ Status state_read(State *state, const char *name, void *data, size_t bytes) {
         return bad_input("%s: expected an array '%s', found none of that name", path, name);
     if (state->entries[i].bytes != bytes)
         return bad_input("%s: '%s': expected %zu bytes, found %" PRIu64, path, name, bytes, state->entries[i].bytes);
-    char skipped[WORD];
+    uint64_t pad = 0;
     TRY(input_seek(&state->input, (int64_t)offset));
     TRY(input_read(&state->input, data, bytes));
-    TRY(input_read(&state->input, skipped, padding(bytes)));
+    TRY(input_read(&state->input, &pad, padding(bytes)));
     TRY(input_read(&state->input, &sum, sizeof sum));
-    if (sum != data_checksum(data, bytes))
+    if (pad != 0 || sum != data_checksum(data, bytes))
         return bad_input("%s: '%s': checksum does not match: the file is damaged", path, name);
     return OK;
 }

@@ -1,5 +1,6 @@
-/* Training state for exact resume: named byte arrays in one file. What they hold is the business of who saves them. Layout, with a checksum
- * per array: docs/formats.md. Every fault of a file is BAD_INPUT: the file, what was expected, what was found. */
+/* Training state for exact resume: named byte arrays in one file. What they hold is the business of who saves them.
+ * Layout, with a checksum per array: docs/formats.md. Every fault of a file is BAD_INPUT: the file, what was expected,
+ * what was found. */
 #ifndef BASE_STATE_H
 #define BASE_STATE_H
 
@@ -24,7 +25,8 @@ typedef struct State State;
 Status state_open(State **state, const char *path);
 void state_close(State *state); /* accepts NULL */
 
-/* Fills data u8[bytes] with the array of that name, which must have that size. After an error data is undefined. Any order, any subset. */
+/* Fills data u8[bytes] with the array of that name, which must have that size. After an error data is undefined. Any
+ * order, any subset. */
 Status state_read(State *state, const char *name, void *data, size_t bytes);
 
 #endif

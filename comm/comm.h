@@ -4,8 +4,9 @@
  * started or as one of loop.ranks threads of this process (the loop transport). A Comm belongs to one rank.
  * Every call below is collective unless it says otherwise: all ranks make the same calls in the same order.
  *
- * Errors: a call that returns FAULT leaves the group unusable; the rank should return the Status from its main function, and comm ends all
- * other ranks. A BAD_INPUT that every rank may or may not see is turned into one outcome for all by comm_agree(). */
+ * Errors: a call that returns FAULT leaves the group unusable; the rank should return the Status from its main
+ * function, and comm ends all other ranks. A BAD_INPUT that every rank may or may not see is turned into one outcome
+ * for all by comm_agree(). */
 #ifndef COMM_COMM_H
 #define COMM_COMM_H
 
@@ -41,9 +42,10 @@ Status comm_start(int *argc, char ***argv);
 
 typedef Status RankMain(Comm *comm, void *user);
 
-/* Forms the group and runs rank_main in every rank. `status` is the outcome of what this process did before, reading its config above all: if it
- * failed in any process, rank_main is not run and every process returns that failure. Returns the first failing rank's Status, with its
- * error line, in every process. A rank that fails while others wait for it ends them all. */
+/* Forms the group and runs rank_main in every rank. `status` is the outcome of what this process did before, reading
+ * its config above all: if it failed in any process, rank_main is not run and every process returns that failure.
+ * Returns the first failing rank's Status, with its error line, in every process. A rank that fails while others wait
+ * for it ends them all. */
 Status comm_run(const CommConfig *config, const LoopConfig *loop, Status status, RankMain *rank_main, void *user);
 
 /* Last thing in main(): stops MPI, prints the error line once per group ("PROGRAM: line"), returns the exit code. */
@@ -51,11 +53,11 @@ int comm_finish(const char *program, Status status);
 
 /* ---- who and where ---- */
 int comm_rank(const Comm *comm);
-int comm_ranks(const Comm *comm);        /* world size */
-int comm_local_rank(const Comm *comm);   /* among the ranks of this node */
+int comm_ranks(const Comm *comm);      /* world size */
+int comm_local_rank(const Comm *comm); /* among the ranks of this node */
 int comm_local_ranks(const Comm *comm);
 int comm_nodes(const Comm *comm);
-int comm_node(const Comm *comm);         /* 0..nodes-1: the node of this rank */
+int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 const char *comm_transport_name(const Comm *comm);
 
 /* ---- memory in which gradients should be born (may be shared by the node's ranks) ---- */
@@ -63,12 +65,13 @@ const Allocator *comm_memory(Comm *comm);
 
 /* ---- scalars and small things; identical results on every rank ---- */
 typedef enum CommOp { COMM_SUM, COMM_MAX } CommOp;
-Status comm_reduce(Comm *comm, double *values, int count, CommOp op);   /* in place; summed in rank order */
+Status comm_reduce(Comm *comm, double *values, int count, CommOp op);      /* in place; summed in rank order */
 Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes); /* all u8[ranks][bytes], on every rank */
 Status comm_broadcast(Comm *comm, void *data, size_t bytes, int root);
 Status comm_barrier(Comm *comm);
 
-/* If any rank's status is not OK: the lowest such rank's status and error line on all ranks. Call after steps that may fail on some ranks only. */
+/* If any rank's status is not OK: the lowest such rank's status and error line on all ranks. Call after steps that may
+ * fail on some ranks only. */
 Status comm_agree(Comm *comm, Status status);
 
 /* FAULT naming the ranks unless data u8[bytes] is identical on all ranks. */

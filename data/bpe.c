@@ -9,8 +9,8 @@
  *     l ower         lower 21037                                -> lower
  *
  * Tokens are nodes of a doubly linked list, a node sitting where its first byte is; candidate pairs are in a heap
- * ordered by (id, place). Entries are never removed from it: one is stale when its node is gone, or when node and neighbour
- * no longer add up to the token's size (they start at the same byte, so the same size means the same bytes).
+ * ordered by (id, place). Entries are never removed from it: one is stale when its node is gone, or when node and
+ * neighbour no longer add up to the token's size (they start at the same byte, so the same size means the same bytes).
  * Each merge adds at most two entries, so the heap stays below 2 * size and time is O(size log size) for any text. */
 #include "data/bpe.h"
 
@@ -19,7 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEADER_BYTES = 1024, TOKENIZER_MAGIC = 20240328, TOKENIZER_VERSION = 2, BYTE_VALUES = 256, TOKENS_MAX = 1 << 24 };
+enum { HEADER_BYTES = 1024, TOKENIZER_MAGIC = 20240328, TOKENIZER_VERSION = 2 };
+enum { BYTE_VALUES = 256, TOKENS_MAX = 1 << 24 };
 
 typedef struct BpeNode {
     uint32_t previous, next; /* places of the neighbours; `size of the piece` and up: none */

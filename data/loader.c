@@ -1,7 +1,7 @@
 /* Any sequence of a set of shards, by its global position.
  *
- * Shards are mapped, so opening a large set costs nothing but its headers. A running sum of sequences per shard finds the shard
- * of a sequence by bisection.
+ * Shards are mapped, so opening a large set costs nothing but its headers. A running sum of sequences per shard finds
+ * the shard of a sequence by bisection.
  *
  * The shuffle is a permutation of 0..n-1 that is computed, not stored: a Feistel network over the smallest even number
  * of bits that holds n is a permutation of a power of four, and a value that falls at or above n goes through it
@@ -50,7 +50,7 @@ static Status find_files(const LoaderOptions *options, glob_t *found) {
     for (char *p; status == OK && (p = strtok_r(rest, " ", &rest)) != NULL;) {
         int error = glob(p, GLOB_APPEND, NULL, found);
         if (error == GLOB_NOMATCH)
-            status = bad_input("%s: no such token shard%s%s", p, options->hint ? "; make some with: " : "",
+            status = bad_input("%s: no file matches%s%s", p, options->hint ? "; make token shards with: " : "",
                                options->hint ? options->hint : "");
         else if (error != 0)
             status = fault("%s: cannot list the files", p);
@@ -92,7 +92,7 @@ static Status count_sequences(Loader *loader, const char *pattern) {
     }
     int64_t n = loader_sequences(loader);
     if (n == 0)
-        return bad_input("%s: expected a shard of at least %d tokens for one sequence of %d, the longest of %d has %lld",
+        return bad_input("%s: expected a shard of at least %d tokens (one sequence of %d), the longest of %d has %lld",
                          pattern, loader->seq_len + 1, loader->seq_len, loader->shard_count, (long long)longest);
     while ((int64_t)1 << (2 * loader->half_bits) < n)
         loader->half_bits++;

@@ -4,8 +4,8 @@
  *                                        miss: merges (bpe.c)
  *
  * Most pieces are words seen before. Those of up to 15 bytes and up to 3 ids sit in a cache of fixed size: 2^16 entries
- * of 32 bytes, each word in one place only, the newest stays. A hit is one comparison of 16 bytes, the word's bytes and length,
- * padded with zeros. The cache never grows and never changes a result. */
+ * of 32 bytes, each word in one place only, the newest stays. A hit is one comparison of 16 bytes, the word's bytes and
+ * length, padded with zeros. The cache never grows and never changes a result. */
 #define _POSIX_C_SOURCE 200809L
 #include "data/tokenizer.h"
 
@@ -42,15 +42,15 @@ struct Tokenizer {
 
 static const char end_of_text[] = "<|endoftext|>";
 
-/* Finds the vocabulary of GPT-2: DIR/data/ for the program's folder and the two above it (programs are in build/ and
- * build/tests/), then the working folder. */
+/* Finds the vocabulary of GPT-2: DIR/data/ for the program's folder and the three above it (programs are in build/,
+ * build/tests/ and the like), then the working folder. */
 static Status find_gpt2(char *path, size_t size) {
     static const char name[] = "data/gpt2_tokenizer.bin";
     char program[PATH_SIZE];
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     program[length > 0 ? length : 0] = 0;
     char *folder = program;
-    for (int i = 0; length > 0 && i < 3; i++) {
+    for (int i = 0; length > 0 && i < 4; i++) {
         folder = dirname(folder);
         if (snprintf(path, size, "%s/%s", folder, name) < (int)size && access(path, F_OK) == 0)
             return OK;

@@ -1,6 +1,7 @@
 /* llm.c's model files: 256 int32 of header, then every tensor kind with its layers one after the other. The flat array
- * has another order (base/param.h), so each tensor is read into, or written from, its own place: one pass over the file and no second
- * copy of the model in memory. Nothing is allocated here; sizes in a header are believed only when the file's size is what they give. */
+ * has another order (base/param.h), so each tensor is read into, or written from, its own place: one pass over the
+ * file and no second copy of the model in memory. Nothing is allocated here; sizes in a header are believed only when
+ * the file's size is what they give. */
 #include "model/checkpoint.h"
 
 #include "base/file.h"

@@ -1,9 +1,9 @@
-/* Sampling needs no sorted list: the top_k-th best token, found with a heap of top_k indices, splits the vocabulary in one comparison
- * per token, and the draw then walks the tokens in the order of their ids. So top_k = count gives exactly what
- * no limit gives. One token costs two exps per id, which is small beside the model's forward.
+/* Sampling needs no sorted list: the top_k-th best token, found with a heap of top_k indices, splits the vocabulary in
+ * one comparison per token, and the draw then walks the tokens in the order of their ids. So top_k = count gives
+ * exactly what no limit gives. One token costs two exps per id, which is small beside the model's forward.
  *
- * Generation keeps the window of tokens that the cache holds. When it is full, the cache is cleared and filled with the newest half in
- * one pass: positions are learned and start at 0, so old keys and values cannot be moved down. */
+ * Generation keeps the window of tokens that the cache holds. When it is full, the cache is cleared and filled with
+ * the newest half in one pass: positions are learned and start at 0, so old keys and values cannot be moved down. */
 #include "model/generate.h"
 
 #include "base/random.h"
@@ -26,7 +26,7 @@ static int argmax(const float *logits, int count) {
     return best;
 }
 
-/* Restores a heap with the worst token on top after heap[at] has changed. */
+/* Makes the heap (worst token on top) right again after heap[at] has changed. */
 static void sift_down(const float *logits, int *heap, int size, int at) {
     for (int child = 2 * at + 1; child < size; at = child, child = 2 * at + 1) {
         if (child + 1 < size && better(logits, heap[child], heap[child + 1]))
@@ -53,23 +53,28 @@ static int kth_best(const float *logits, int count, int k, int *heap) {
     return heap[0];
 }
 
+/* e^((logit - max) / temperature), 0 for tokens worse than the last one that is allowed (-1: all are). */
+static double weight(const float *logits, int token, int best, int last_allowed, float temperature) {
+    if (last_allowed >= 0 && better(logits, last_allowed, token))
+        return 0;
+    return exp(((double)logits[token] - logits[best]) / temperature);
+}
+
 int sample_token(const float *logits, int count, float temperature, int top_k, double coin, int *scratch) {
     assert(count > 0 && temperature >= 0 && top_k >= 0 && coin >= 0 && coin < 1);
     int best = argmax(logits, count);
     if (temperature == 0 || top_k == 1)
         return best;
-    int worst = top_k > 0 && top_k < count ? kth_best(logits, count, top_k, scratch) : -1;
+    int last = top_k > 0 && top_k < count ? kth_best(logits, count, top_k, scratch) : -1;
     double total = 0, reached = 0;
-#define WEIGHT(i) (worst >= 0 && better(logits, worst, i) ? 0 : exp((double)(logits[i] - logits[best]) / temperature))
     for (int i = 0; i < count; i++)
-        total += WEIGHT(i);
+        total += weight(logits, i, best, last, temperature);
     for (int i = 0; i < count; i++) {
-        reached += WEIGHT(i);
+        reached += weight(logits, i, best, last, temperature);
         if (reached > coin * total)
             return i;
     }
-#undef WEIGHT
-    return best; /* only when a logit is not finite */
+    return best; /* a logit is not finite, or the product was rounded up to the total */
 }
 
 typedef struct Window {

@@ -55,6 +55,24 @@ static inline float gelu_slope(float x) {
     return s + x * s * (1.0f - s) * two_root * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
+/* The largest of values[count], count >= 1; whether a NaN among them is returned is not said. In lanes, because compilers
+ * leave a plain loop scalar where NaN keeps its meaning. */
+static inline float row_max(const float *values, size_t count) {
+    enum { WIDTH = 16 };
+    float lanes[WIDTH], max = values[0];
+    for (int lane = 0; lane < WIDTH; lane++)
+        lanes[lane] = max;
+    size_t whole = count / WIDTH * WIDTH;
+    for (size_t i = 0; i < whole; i += WIDTH)
+        for (int lane = 0; lane < WIDTH; lane++)
+            lanes[lane] = values[i + (size_t)lane] > lanes[lane] ? values[i + (size_t)lane] : lanes[lane];
+    for (size_t i = whole; i < count; i++)
+        max = values[i] > max ? values[i] : max;
+    for (int lane = 0; lane < WIDTH; lane++)
+        max = lanes[lane] > max ? lanes[lane] : max;
+    return max;
+}
+
 /* Bytes of scratch that each part of the device wants; a context has the largest of them. */
 size_t attention_cpu_scratch_bytes(const OpsLimits *limits, int threads);
 size_t layernorm_cpu_scratch_bytes(const OpsLimits *limits);

@@ -1,18 +1,19 @@
-/* A .safetensors file is 8 bytes of length, a JSON object {name: {dtype, shape, data_offsets}}, and the data. Reading makes
- * an index in four steps, each of which trusts only what the one before has checked:
+/* A .safetensors file is 8 bytes of length, a JSON object {name: {dtype, shape, data_offsets}}, and the data. Reading
+ * makes an index in four steps, each of which trusts only what the one before has checked:
  *
- *     length -> JSON -> tensors, sorted by offset: they tile the data exactly -> slots: every tensor of GPT-2 once, in its shape
+ *     length -> JSON -> tensors: sorted by offset, they tile the data -> slots: each tensor of GPT-2 once, in its shape
  *
- * then reads the tensors in file order, straight into the flat array. The four matrix kinds are stored [in,out] and are
- * transposed on the way. Memory is the header and the index, both bounded by HEADER_BYTES_MAX, whatever the file says.
- * Names that are not GPT-2's are refused, since what they mean would be lost in silence; masks and the tied head are known and skipped. */
+ * then reads the tensors in file order, straight into the flat array. The four matrix kinds are stored [in,out] and
+ * are transposed on the way. Memory is the header and the index, both bounded by HEADER_BYTES_MAX, whatever the file
+ * says. Names that are not GPT-2's are refused, since what they mean would be lost in silence; masks and the tied head
+ * are known and skipped. */
 #include "model/safetensors.h"
 
 #include "base/input.h"
 #include "model/tensor.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
+#include <cJSON.h>
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,9 +7,9 @@
  *     v += (1 - beta2) * (g * g - v)
  *     p -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)  +  lr * weight_decay * p
  *
- * The moments are written as steps towards g, since then the only rounded constant is 1 - beta: in f32, beta2 = 0.999 beside
- * 1 - beta2 would be off by 3e-5 of v. Every element is computed alone and with explicit fmaf, so that its bits depend
- * neither on its place in a vector nor on the thread that gets it, nor on the compiler.
+ * The moments are written as steps towards g, so that a constant gradient is their fixed point although betas are
+ * rounded to f32. Every element is computed alone and with explicit fmaf, so that its bits depend neither on its place
+ * in a vector nor on the thread that gets it, nor on the compiler.
  *
  * Never done: an update with a scale that is not finite. The caller skips such a step. */
 #include "optim/adamw.h"

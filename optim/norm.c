@@ -1,6 +1,7 @@
 /* The global gradient norm, in an order of summation that nothing can change: squares are exact in f64; LANES partial
- * sums per block (lane = index modulo LANES), folded in halves; blocks are added in their order. So the result is the same for any
- * number of threads, any vector width, and for ranks that hold only some of the blocks. Costs one read of the gradient. */
+ * sums per block (lane = index modulo LANES) are folded in halves; blocks are added in their order. So the result is
+ * the same for any number of threads, any vector width, and for ranks that hold only some of the blocks. Costs one
+ * read of the gradient. */
 #include "optim/adamw.h"
 
 #include <math.h>

@@ -100,7 +100,7 @@ static void test_folders(void **state) {
     assert_refused(folder_create(path_of("x/file/z")), "x/file");
     assert_refused(folder_check_writable(path_of("x/file/z")), "is a file");
     assert_refused(folder_create(path_of("x/file")), "expected a folder");
-    assert_refused(folder_check_writable("/proc/1/nowhere"), "/proc/1/nowhere");
+    assert_refused(folder_check_writable("/proc/1/nowhere"), "/proc/1/nowhere: folder is not writable");
 }
 
 static void test_param_table(void **state) {

@@ -1,8 +1,8 @@
 /* Collectives: who sends what to whom, and when. Written against a Transport, so that each is written once.
  *
  * An all-reduce turns data f32[elems] into the sum over the group's ranks of scale * data, with identical bits on every
- * rank: the sum is formed once, in an order that the group and elems alone decide, and copied. (scale 1/ranks makes it the
- * mean; scaling comes before adding, in f32, and costs no pass of its own.)
+ * rank: the sum is formed once, in an order that the group and elems alone decide, and copied. (scale 1/ranks makes it
+ * the mean; scaling comes before adding, in f32, and costs no pass of its own.)
  *
  *   name     steps          bytes sent per rank           order of the sum of one element
  *   naive    2 per segment  S; rank 0: (N-1) S            rank order. The oracle, and slow
@@ -47,8 +47,8 @@ const Collective *collective_find(const char *name);
 /* The one for [comm] algorithm = auto: see docs/comm.md. */
 const Collective *collective_auto(const Group *group);
 
-/* Cuts elems into `parts` slices: slice i is [chunk_start(i), chunk_start(i + 1)). Bounds are multiples of CHUNK_ALIGN_ELEMS, so
- * that a vector or a compressor's block never straddles one; slices may be empty. */
+/* Cuts elems into `parts` slices: slice i is [chunk_start(i), chunk_start(i + 1)). Bounds are multiples of
+ * CHUNK_ALIGN_ELEMS, so that a vector or a compressor's block never straddles one; slices may be empty. */
 enum { CHUNK_ALIGN_ELEMS = 4096 };
 int64_t chunk_start(int64_t elems, int parts, int i);
 

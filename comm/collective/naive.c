@@ -1,5 +1,6 @@
-/* naive: everybody sends to the first member, which adds in rank order and sends the sum back. It carries (N-1) S in and
- * as much out through one rank, 2 (N-1)/N times what a ring needs on its busiest link, and is here to be obviously right.
+/* naive: everybody sends to the first member, which adds in rank order and sends the sum back. It carries (N-1) S in
+ * and as much out through one rank, 2 (N-1)/N times what a ring needs on its busiest link, and is here to be obviously
+ * right.
  *
  * Works through the data in segments, so that the others' values need little room. */
 #include "comm/collective/collective.h"

@@ -1,5 +1,5 @@
-/* ring: reduce-scatter, then all-gather, each N-1 steps round a ring (Patarasuk and Yuan, 2009). The data is cut into N chunks; at every step each member
- * sends one chunk to the next member and receives another from the one before.
+/* ring: reduce-scatter, then all-gather, each N-1 steps round a ring (Patarasuk and Yuan, 2009). The data is cut into N
+ * chunks; at every step each member sends one chunk to the next member and receives another from the one before.
  *
  *   N = 3, what member 0, 1, 2 holds of chunks | a | b | c |, and what it sends:
  *     reduce-scatter   step 0   0 sends a, 1 sends b, 2 sends c, each adds what it receives
@@ -79,5 +79,4 @@ static Status ring_allreduce(const Group *group, float *data, int64_t elems, flo
     return OK;
 }
 
-const Collective collective_ring = {
-    .name = "ring", .scratch_elems = ring_scratch_elems, .allreduce = ring_allreduce};
+const Collective collective_ring = {.name = "ring", .scratch_elems = ring_scratch_elems, .allreduce = ring_allreduce};

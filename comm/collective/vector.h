@@ -1,5 +1,5 @@
-/* The arithmetic of collectives. Each product is rounded before it is added (no fused multiply-add), so every compiler and
- * machine gets the same bits. Arrays do not overlap. */
+/* The arithmetic of collectives. Each product is rounded before it is added (no fused multiply-add), so every compiler
+ * and machine gets the same bits. Arrays do not overlap. */
 #ifndef COMM_COLLECTIVE_VECTOR_H
 #define COMM_COLLECTIVE_VECTOR_H
 

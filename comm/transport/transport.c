@@ -63,7 +63,10 @@ void transport_count_sent(Transport *transport, int peer, size_t bytes) {
     *(intra ? &transport->bytes_intra : &transport->bytes_inter) += (int64_t)bytes;
 }
 
-Status transport_timed_out(const Transport *transport, int peer) {
+Status transport_timed_out(const Transport *transport, int peer, const int *waiting_for) {
+    int links = 0;
+    while (waiting_for[peer] >= 0 && links++ < transport->ranks) /* they may wait in a circle */
+        peer = waiting_for[peer];
     return fault("no answer from rank %d for %g s (comm.timeout_s)", peer, transport->timeout_s);
 }
 

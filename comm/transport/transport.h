@@ -20,7 +20,7 @@
 typedef struct Transport Transport;
 
 typedef struct Message {
-    char *data;    /* u8[bytes], borrowed until group_end returns */
+    char *data; /* u8[bytes], borrowed until group_end returns */
     size_t bytes;
     int peer;
     bool outgoing;
@@ -75,7 +75,9 @@ void transport_release(Transport *transport); /* accepts a zeroed one */
 /* The counters' one place: also for what a native collective sends. */
 void transport_count_sent(Transport *transport, int peer, size_t bytes);
 
-Status transport_timed_out(const Transport *transport, int peer);
+/* The FAULT of a rank that has waited too long for `peer`. Who waits is not to blame: waiting_for int[ranks] says for
+ * whom each rank waits, or -1, and the line names the one at the end of the chain. */
+Status transport_timed_out(const Transport *transport, int peer, const int *waiting_for);
 
 /* ---- ranks that are processes ---- */
 
@@ -87,8 +89,8 @@ typedef struct ProcessTransport {
     Status (*create)(Transport **transport, double timeout_s); /* of all the processes. Collective */
     void (*destroy)(Transport *transport);
     int (*rank)(void);
-    void (*stop)(void);                                    /* collective */
-    void (*abort)(int exit_code) __attribute__((noreturn)); /* ends every process */
+    void (*stop)(void);           /* collective */
+    void (*abort)(int exit_code); /* ends every process, this one included */
 } ProcessTransport;
 
 /* NULL in a build without any. */

@@ -5,8 +5,9 @@
  *   the queues, then waits                                             marks it done, wakes the sender
  *
  * Queues link the senders' own Message records, which stay valid because a group's end waits for them: nothing is
- * allocated and nothing is copied twice. All sends of a group are linked before its first receive waits, so the order of
- * messages inside a group cannot deadlock. One lock guards the queues; waiting is on one condition variable per rank.
+ * allocated and nothing is copied twice. All sends of a group are linked before its first receive waits, so the order
+ * of messages inside a group cannot deadlock. One lock guards the queues; waiting is on one condition variable per
+ * rank.
  *
  * A rank that leaves wakes all others; whoever waits for what can no longer come returns FAULT. Never spins. */
 #define _POSIX_C_SOURCE 200809L
@@ -35,6 +36,7 @@ struct LoopWorld {
     int ranks;
     LoopRank *members; /* LoopRank[ranks] */
     Queue *queues;     /* Queue[from][to], under lock */
+    int *waiting_for;  /* int[ranks], under lock: the rank for which each one sleeps, or -1 */
     pthread_mutex_t lock;
     pthread_cond_t rank_left;
     /* under lock */
@@ -88,8 +90,8 @@ static Status take(LoopRank *self, Queue *queue, Message *incoming) {
     LoopWorld *world = self->world;
     Message *sent = queue->head;
     if (sent->bytes != incoming->bytes)
-        return fault("rank %d sent %zu bytes where rank %d expected %zu", incoming->peer, sent->bytes,
-                     self->base.rank, incoming->bytes);
+        return fault("rank %d sent %zu bytes where rank %d expected %zu", incoming->peer, sent->bytes, self->base.rank,
+                     incoming->bytes);
     queue->head = sent->next;
     sent->in_flight = 1;
     pthread_mutex_unlock(&world->lock);
@@ -103,8 +105,8 @@ static Status take(LoopRank *self, Queue *queue, Message *incoming) {
     return OK;
 }
 
-/* Receives what is there; `progress` says whether anything was. `waiting_for` is the peer of the first message that was not
- * complete, or -1. An earlier message from the same sender meets the head of its queue first. */
+/* Receives what is there; `progress` says whether anything was. `waiting_for` is the peer of the first message that was
+ * not complete, or -1. An earlier message from the same sender meets the head of its queue first. */
 static Status advance(LoopRank *self, bool *progress, int *waiting_for) {
     *progress = false;
     *waiting_for = -1;
@@ -126,7 +128,7 @@ static Status advance(LoopRank *self, bool *progress, int *waiting_for) {
 static Status check_alive(const LoopRank *self, int waiting_for) {
     const LoopWorld *world = self->world;
     if (world->failed_rank >= 0)
-        return fault("rank %d failed: %s", world->failed_rank, world->failed_line);
+        return error_restore(FAULT, world->failed_line);
     if (world->members[waiting_for].left)
         return fault("rank %d ended while rank %d waited for it", waiting_for, self->base.rank);
     return OK;
@@ -145,8 +147,9 @@ static Status complete_group(LoopRank *self) {
             continue;
         }
         TRY(check_alive(self, waiting_for));
+        self->world->waiting_for[self->base.rank] = waiting_for;
         if (pthread_cond_timedwait(&self->changed, &self->world->lock, &deadline) == ETIMEDOUT)
-            return transport_timed_out(&self->base, waiting_for);
+            return transport_timed_out(&self->base, waiting_for, self->world->waiting_for);
     }
 }
 
@@ -165,6 +168,7 @@ static Status loop_exchange(Transport *transport) {
     pthread_mutex_lock(&self->world->lock);
     post_sends(self);
     Status status = complete_group(self);
+    self->world->waiting_for[transport->rank] = -1;
     if (status != OK)
         withdraw_sends(self);
     pthread_mutex_unlock(&self->world->lock);
@@ -186,11 +190,13 @@ Status loop_create(LoopWorld **result, int ranks, double timeout_s) {
     init_condition(&world->rank_left);
     world->members = calloc((size_t)ranks, sizeof *world->members);
     world->queues = calloc((size_t)ranks * (size_t)ranks, sizeof *world->queues);
-    bool complete = world->members && world->queues;
+    world->waiting_for = malloc((size_t)ranks * sizeof *world->waiting_for);
+    bool complete = world->members && world->queues && world->waiting_for;
     for (int rank = 0; complete && rank < ranks; rank++) {
         LoopRank *member = &world->members[rank];
         complete = transport_init(&member->base, &loop_ops, rank, ranks, timeout_s);
         member->world = world;
+        world->waiting_for[rank] = -1;
         init_condition(&member->changed);
     }
     return complete ? OK : fault("no memory for %d ranks", ranks);
@@ -207,6 +213,7 @@ void loop_destroy(LoopWorld *world) {
     pthread_mutex_destroy(&world->lock);
     free(world->members);
     free(world->queues);
+    free(world->waiting_for);
     free(world);
 }
 

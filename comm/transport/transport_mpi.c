@@ -1,9 +1,10 @@
 /* The mpi transport: ranks are processes started by mpirun or srun. The only file that knows MPI.
  *
- * A message travels in pieces, of which a few are in flight at a time: one message of any size becomes MPI messages that
- * MPI can count (int), and between nodes the pieces are small, because over TCP Open MPI 4.1 moves two large messages in
- * opposite directions one after the other, small ones at once. Pieces of one pair leave and arrive in order, so both ends
- * cut alike without agreeing on it: the cut depends only on the message's size and on who shares a node.
+ * A message travels in pieces, of which a few are in flight at a time: one message of any size becomes MPI messages
+ * that MPI can count (int), and between nodes the pieces are small, because over TCP Open MPI 4.1 moves two large
+ * messages in opposite directions one after the other, small ones at once. Pieces of one pair leave and arrive in
+ * order, so both ends cut alike without agreeing on it: the cut depends only on the message's size and on who shares a
+ * node.
  *
  *   message  |  piece  |  piece  |  piece  | rest |
  *             done      in flight (WINDOW)   not yet posted
@@ -21,11 +22,13 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define SPIN_S 50e-6
+#define SPIN_S 1e-3
 #define SLEEP_MAX_S 1e-3
+#define HEARING_S 0.5
 #define SLEEP_SHARE 0.0625 /* of the time waited: what a sleep can add to it */
 
-enum { WINDOW = 4, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 64 << 10, TAG = 0 };
+enum { WINDOW = 4, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 64 << 10 };
+enum { TAG_DATA, TAG_WAITING };
 
 typedef struct MpiTransport {
     Transport base;
@@ -38,6 +41,8 @@ typedef struct MpiTransport {
     /* what MPI_Testsome returns */
     int *finished;
     MPI_Status *statuses;
+    /* once a wait has been too long */
+    int *waiting_for; /* int[ranks]: as each rank has said, or -1 */
 } MpiTransport;
 
 static Status mpi_fault(int code, const char *doing) {
@@ -47,11 +52,11 @@ static Status mpi_fault(int code, const char *doing) {
     return fault("MPI failed while %s: %s", doing, text);
 }
 
-#define TRY_MPI(call, doing)                      \
-    do {                                          \
-        int code_ = (call);                       \
-        if (code_ != MPI_SUCCESS)                 \
-            return mpi_fault(code_, (doing));     \
+#define TRY_MPI(call, doing)                  \
+    do {                                      \
+        int code_ = (call);                   \
+        if (code_ != MPI_SUCCESS)             \
+            return mpi_fault(code_, (doing)); \
     } while (0)
 
 /* ---- a group ---- */
@@ -70,8 +75,8 @@ static Status post_piece(MpiTransport *self, Message *message) {
     message->all_posted = message->posted == message->bytes;
     message->in_flight++;
     MPI_Request *request = &self->requests[slot];
-    int code = message->outgoing ? MPI_Isend(data, bytes, MPI_BYTE, message->peer, TAG, self->comm, request)
-                                 : MPI_Irecv(data, bytes, MPI_BYTE, message->peer, TAG, self->comm, request);
+    int code = message->outgoing ? MPI_Isend(data, bytes, MPI_BYTE, message->peer, TAG_DATA, self->comm, request)
+                                 : MPI_Irecv(data, bytes, MPI_BYTE, message->peer, TAG_DATA, self->comm, request);
     TRY_MPI(code, message->outgoing ? "sending" : "receiving");
     return OK;
 }
@@ -102,7 +107,8 @@ static Status retire(MpiTransport *self, int slot, const MPI_Status *result) {
     if (!message->outgoing)
         MPI_Get_count(result, MPI_BYTE, &received);
     if (received != bytes)
-        return fault("rank %d sent %d bytes where rank %d expected %d", message->peer, received, self->base.rank, bytes);
+        return fault("rank %d sent %d bytes where rank %d expected %d", message->peer, received, self->base.rank,
+                     bytes);
     message->in_flight--;
     message->done += (size_t)bytes;
     message->complete = message->done == message->bytes;
@@ -137,14 +143,52 @@ static Status poll_pieces(MpiTransport *self, bool *progress) {
     return OK;
 }
 
+static void sleep_for(double seconds) {
+    struct timespec pause = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&pause, NULL);
+}
+
 static void back_off(double waited_s) {
     if (waited_s < SPIN_S) {
         sched_yield(); /* the rank that we wait for may share this core */
         return;
     }
-    double sleep_s = waited_s * SLEEP_SHARE < SLEEP_MAX_S ? waited_s * SLEEP_SHARE : SLEEP_MAX_S;
-    struct timespec pause = {0, (long)(sleep_s * 1e9)};
-    nanosleep(&pause, NULL);
+    double share_s = waited_s * SLEEP_SHARE;
+    sleep_for(share_s < SLEEP_MAX_S ? share_s : SLEEP_MAX_S);
+}
+
+/* Takes the others' words on whom they wait for. */
+static void hear(MpiTransport *self) {
+    MPI_Status word;
+    int there, source;
+    while (MPI_Iprobe(MPI_ANY_SOURCE, TAG_WAITING, self->comm, &there, &word) == MPI_SUCCESS && there) {
+        source = word.MPI_SOURCE;
+        MPI_Recv(&self->waiting_for[source], 1, MPI_INT, source, TAG_WAITING, self->comm, MPI_STATUS_IGNORE);
+    }
+}
+
+/* Behind a rank that is stuck all others run out of patience together, most of them with one that only waits like
+ * themselves. So they tell each other for whom they wait, and the lowest of them speaks for all: it returns first, and
+ * ends the others. */
+static Status give_up(MpiTransport *self, int peer) {
+    int rank = self->base.rank, lower = 0;
+    double start_s = clock_s();
+    self->waiting_for[rank] = peer;
+    for (int other = 0; other < self->base.ranks; other++) {
+        MPI_Request request;
+        if (other != rank &&
+            MPI_Isend(&self->waiting_for[rank], 1, MPI_INT, other, TAG_WAITING, self->comm, &request) == MPI_SUCCESS)
+            MPI_Request_free(&request);
+    }
+    while (clock_s() - start_s < HEARING_S) {
+        hear(self);
+        sleep_for(SLEEP_MAX_S);
+    }
+    for (int other = 0; other < rank; other++)
+        lower |= self->waiting_for[other] >= 0;
+    if (lower)
+        sleep_for(2 * HEARING_S);
+    return transport_timed_out(&self->base, peer, self->waiting_for);
 }
 
 static Status mpi_exchange(Transport *transport) {
@@ -163,7 +207,7 @@ static Status mpi_exchange(Transport *transport) {
         }
         double waited_s = clock_s() - idle_since_s;
         if (waited_s > transport->timeout_s)
-            return transport_timed_out(transport, self->owner[0]->peer);
+            return give_up(self, self->owner[0]->peer);
         back_off(waited_s);
     }
     return OK;
@@ -213,7 +257,8 @@ static bool mpi_started(void) {
 static Status find_nodes(MpiTransport *self) {
     MPI_Comm node;
     int lowest = self->base.rank;
-    TRY_MPI(MPI_Comm_split_type(self->comm, MPI_COMM_TYPE_SHARED, self->base.rank, MPI_INFO_NULL, &node), "finding nodes");
+    TRY_MPI(MPI_Comm_split_type(self->comm, MPI_COMM_TYPE_SHARED, self->base.rank, MPI_INFO_NULL, &node),
+            "finding nodes");
     TRY_MPI(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "finding nodes");
     MPI_Comm_free(&node);
     TRY_MPI(MPI_Allgather(&lowest, 1, MPI_INT, self->base.node, 1, MPI_INT, self->comm), "finding nodes");
@@ -227,7 +272,10 @@ static bool alloc_pieces(MpiTransport *self) {
     self->piece_bytes = calloc(max, sizeof *self->piece_bytes);
     self->finished = calloc(max, sizeof *self->finished);
     self->statuses = calloc(max, sizeof *self->statuses);
-    return self->requests && self->owner && self->piece_bytes && self->finished && self->statuses;
+    self->waiting_for = malloc((size_t)self->base.ranks * sizeof *self->waiting_for);
+    for (int rank = 0; self->waiting_for && rank < self->base.ranks; rank++)
+        self->waiting_for[rank] = -1;
+    return self->waiting_for && self->requests && self->owner && self->piece_bytes && self->finished && self->statuses;
 }
 
 static Status mpi_create(Transport **result, double timeout_s) {
@@ -255,6 +303,7 @@ static void mpi_destroy(Transport *transport) {
     free(self->piece_bytes);
     free(self->finished);
     free(self->statuses);
+    free(self->waiting_for);
     free(self);
 }
 
@@ -266,10 +315,7 @@ static int mpi_rank(void) {
 
 static void mpi_stop(void) { MPI_Finalize(); }
 
-static _Noreturn void mpi_abort(int exit_code) {
-    MPI_Abort(MPI_COMM_WORLD, exit_code);
-    abort(); /* not reached: MPI_Abort does not return */
-}
+static void mpi_abort(int exit_code) { MPI_Abort(MPI_COMM_WORLD, exit_code); }
 
 const ProcessTransport mpi_processes = {.name = "mpi",
                                         .start = mpi_start,

@@ -1,0 +1,446 @@
+/* build/step FILE.cfg [section.key=value ...]: one rank's training step (forward, backward, norm, clip, AdamW) by part, and
+ * the share that it reaches of the machine's own sgemm rate.
+ *
+ *     fraction_of_sgemm = FLOPs of the step / step time / best sgemm rate
+ *
+ * FLOPs are gpt2_flops_per_token; time is the whole step's. The sgemm rate is that of plain calls of the BLAS in use, by all
+ * threads, over the shapes of this model's own matmuls: per shape the median of rounds that alternate with the steps, then
+ * the best of all shapes and of two ways to cut a product among the threads. Parts are timed by a table of operations
+ * that wraps the device's, so the model runs as it always does. Tokens and initial parameters are random. */
+#include "base/clock.h"
+#include "base/machine.h"
+#include "base/memory.h"
+#include "base/random.h"
+#include "base/report.h"
+#include "model/gpt2.h"
+#include "optim/adamw.h"
+#include "run/settings.h"
+
+#include <cblas.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROUNDS_MAX = 100, ARGS_MAX = 64, SHAPES_MAX = 15 };
+
+/* ---- parts of a step ---- */
+
+typedef enum Part {
+    EMBEDDING,
+    LAYERNORM,
+    LINEAR_FORWARD,
+    LINEAR_BACKWARD,
+    ATTENTION_FORWARD,
+    ATTENTION_BACKWARD,
+    HEAD,
+    NORM,
+    ADAMW,
+    STEP,
+    PARTS
+} Part;
+
+static const char *const part_names[PARTS] = {
+    "embedding",          "layernorm", "linear forward", "linear backward", "attention forward",
+    "attention backward", "head",      "gradient norm",  "adamw",           "whole step"};
+
+static double part_s[PARTS]; /* of the present step; the program has one rank */
+
+#define TIMED(part, slot, parameters, arguments)  \
+    static void timed_##slot parameters {         \
+        double start_s = clock_s();               \
+        ops_cpu.slot arguments;                   \
+        part_s[part] += clock_s() - start_s;      \
+    }
+
+TIMED(EMBEDDING, embedding_forward,
+      (OpsContext * c, float *x, const int *tokens, const float *wte, const float *wpe, int B, int T, int C),
+      (c, x, tokens, wte, wpe, B, T, C))
+TIMED(EMBEDDING, embedding_backward,
+      (OpsContext * c, float *dwte, float *dwpe, const float *dx, const int *tokens, int B, int T, int C, int maxT,
+       bool accumulate),
+      (c, dwte, dwpe, dx, tokens, B, T, C, maxT, accumulate))
+TIMED(LAYERNORM, layernorm_forward,
+      (OpsContext * c, float *y, float *mean, float *rstd, const float *x, const float *w, const float *b, int rows,
+       int C),
+      (c, y, mean, rstd, x, w, b, rows, C))
+TIMED(LAYERNORM, layernorm_backward,
+      (OpsContext * c, float *dx, float *dw, float *db, const float *dy, const float *x, const float *mean,
+       const float *rstd, const float *w, int rows, int C, bool residual, bool accumulate),
+      (c, dx, dw, db, dy, x, mean, rstd, w, rows, C, residual, accumulate))
+TIMED(LINEAR_FORWARD, linear_forward,
+      (OpsContext * c, float *y, float *gelu, const float *x, const float *w, const float *b, const float *residual,
+       int rows, int C, int OC),
+      (c, y, gelu, x, w, b, residual, rows, C, OC))
+TIMED(LINEAR_BACKWARD, linear_backward,
+      (OpsContext * c, const LinearGrads *grads, const float *dy, const float *x, const float *w, int rows, int C,
+       int OC),
+      (c, grads, dy, x, w, rows, C, OC))
+TIMED(ATTENTION_FORWARD, attention_forward,
+      (OpsContext * c, float *y, float *lse, const float *qkv, int B, int T, int C, int NH),
+      (c, y, lse, qkv, B, T, C, NH))
+TIMED(ATTENTION_BACKWARD, attention_backward,
+      (OpsContext * c, float *dqkv, const float *dy, const float *y, const float *qkv, const float *lse, int B, int T,
+       int C, int NH),
+      (c, dqkv, dy, y, qkv, lse, B, T, C, NH))
+TIMED(HEAD, head_backward,
+      (OpsContext * c, float *losses, float *logits, float *dx, float *dwte, const float *x, const float *wte,
+       const int *targets, int rows, int C, int V, int Vp, float scale, bool accumulate),
+      (c, losses, logits, dx, dwte, x, wte, targets, rows, C, V, Vp, scale, accumulate))
+
+static Ops timed_ops(void) {
+    Ops ops = ops_cpu;
+    ops.embedding_forward = timed_embedding_forward;
+    ops.embedding_backward = timed_embedding_backward;
+    ops.layernorm_forward = timed_layernorm_forward;
+    ops.layernorm_backward = timed_layernorm_backward;
+    ops.linear_forward = timed_linear_forward;
+    ops.linear_backward = timed_linear_backward;
+    ops.attention_forward = timed_attention_forward;
+    ops.attention_backward = timed_attention_backward;
+    ops.head_backward = timed_head_backward;
+    return ops;
+}
+
+/* FLOPs of a part in one step, as gpt2_flops_per_token counts them; 0 where time goes into memory traffic. */
+static double part_flops(Part part, const Gpt2Config *config, int B, int T) {
+    double tokens = (double)B * T, C = config->channels, attention = 2.0 * config->layers * T * C * tokens;
+    double linear = 2.0 * config->layers * 12 * C * C * tokens;
+    switch (part) {
+    case LINEAR_FORWARD: return linear;
+    case LINEAR_BACKWARD: return 2 * linear;
+    case ATTENTION_FORWARD: return attention;
+    case ATTENTION_BACKWARD: return 2 * attention;
+    case HEAD: return 6.0 * config->vocab * C * tokens;
+    case STEP: return gpt2_flops_per_token(config, T) * tokens;
+    default: return 0;
+    }
+}
+
+/* ---- the BLAS's own rate ---- */
+
+/* out[m][n] = a b over k, as BLAS gets it. */
+typedef struct Shape {
+    char name[32];
+    CBLAS_TRANSPOSE ta, tb;
+    int m, n, k;
+    double by_rows_s[ROUNDS_MAX], by_columns_s[ROUNDS_MAX];
+} Shape;
+
+typedef struct Sgemm {
+    Shape shapes[SHAPES_MAX];
+    int count, threads;
+    float *a, *b, *out; /* as large as the largest operand */
+    size_t elems;
+} Sgemm;
+
+static void add_shape(Sgemm *sgemm, const char *layer, const char *kind, CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m,
+                      int n, int k) {
+    Shape *shape = &sgemm->shapes[sgemm->count++];
+    snprintf(shape->name, sizeof shape->name, "%s %s", layer, kind);
+    shape->ta = ta;
+    shape->tb = tb;
+    shape->m = m;
+    shape->n = n;
+    shape->k = k;
+    size_t sizes[] = {(size_t)m * (size_t)k, (size_t)k * (size_t)n, (size_t)m * (size_t)n};
+    for (int i = 0; i < 3; i++)
+        sgemm->elems = sizes[i] > sgemm->elems ? sizes[i] : sgemm->elems;
+}
+
+static void add_layer(Sgemm *sgemm, const char *name, int rows, int in, int out) {
+    add_shape(sgemm, name, "forward", CblasNoTrans, CblasTrans, rows, out, in);
+    add_shape(sgemm, name, "dx", CblasNoTrans, CblasNoTrans, rows, in, out);
+    add_shape(sgemm, name, "dw", CblasTrans, CblasNoTrans, out, in, rows);
+}
+
+static Status sgemm_create(Sgemm *sgemm, const Gpt2Config *config, int rows) {
+    int C = config->channels, head_rows = rows < 512 ? rows : 512;
+    *sgemm = (Sgemm){.threads = omp_get_max_threads()};
+    add_layer(sgemm, "qkv", rows, C, 3 * C);
+    add_layer(sgemm, "attproj", rows, C, C);
+    add_layer(sgemm, "fc", rows, C, 4 * C);
+    add_layer(sgemm, "fcproj", rows, 4 * C, C);
+    add_layer(sgemm, "head", head_rows, C, config->vocab_padded);
+    sgemm->a = memory_alloc(&host_memory, sgemm->elems * sizeof(float));
+    sgemm->b = memory_alloc(&host_memory, sgemm->elems * sizeof(float));
+    sgemm->out = memory_alloc(&host_memory, sgemm->elems * sizeof(float));
+    if (!sgemm->a || !sgemm->b || !sgemm->out)
+        return fault("no memory for the sgemm measurement");
+    for (size_t i = 0; i < sgemm->elems; i++) {
+        sgemm->a[i] = (float)(i * 7919 % 1000) / 1000 - 0.5f;
+        sgemm->b[i] = (float)(i * 104729 % 1000) / 1000 - 0.5f;
+    }
+    return OK;
+}
+
+static void sgemm_destroy(Sgemm *sgemm) {
+    memory_free(&host_memory, sgemm->a);
+    memory_free(&host_memory, sgemm->b);
+    memory_free(&host_memory, sgemm->out);
+}
+
+/* Thread `index`'s share, a range of rows or of columns of the result. */
+static void sgemm_share(const Sgemm *sgemm, const Shape *shape, bool by_rows, int index, int threads) {
+    int total = by_rows ? shape->m : shape->n, units = (total + 15) / 16;
+    int begin = units * index / threads * 16, end = units * (index + 1) / threads * 16;
+    end = end < total ? end : total;
+    if (begin >= end)
+        return;
+    int m = by_rows ? end - begin : shape->m, n = by_rows ? shape->n : end - begin;
+    int lda = shape->ta == CblasTrans ? shape->m : shape->k, ldb = shape->tb == CblasTrans ? shape->k : shape->n;
+    size_t row = by_rows ? (size_t)begin : 0, column = by_rows ? 0 : (size_t)begin;
+    const float *a = sgemm->a + row * (shape->ta == CblasTrans ? 1 : (size_t)lda);
+    const float *b = sgemm->b + column * (shape->tb == CblasTrans ? (size_t)ldb : 1);
+    cblas_sgemm(CblasRowMajor, shape->ta, shape->tb, m, n, shape->k, 1, a, lda, b, ldb, 0,
+                sgemm->out + row * (size_t)shape->n + column, shape->n);
+}
+
+static double sgemm_time_s(const Sgemm *sgemm, const Shape *shape, bool by_rows) {
+    double start_s = clock_s();
+#pragma omp parallel num_threads(sgemm->threads)
+    sgemm_share(sgemm, shape, by_rows, omp_get_thread_num(), omp_get_num_threads());
+    return clock_s() - start_s;
+}
+
+static void sgemm_round(Sgemm *sgemm, int round) {
+    for (int i = 0; i < sgemm->count; i++) {
+        sgemm->shapes[i].by_rows_s[round] = sgemm_time_s(sgemm, &sgemm->shapes[i], true);
+        sgemm->shapes[i].by_columns_s[round] = sgemm_time_s(sgemm, &sgemm->shapes[i], false);
+    }
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts values. */
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+/* GFLOP/s of the better cut, from the medians. */
+static double shape_rate(Shape *shape, int rounds) {
+    double rows_s = median(shape->by_rows_s, rounds), columns_s = median(shape->by_columns_s, rounds);
+    return 2e-9 * shape->m * shape->n * shape->k / (rows_s < columns_s ? rows_s : columns_s);
+}
+
+/* ---- the step ---- */
+
+typedef struct Trainer {
+    ParamTable table;
+    float *params, *grads;
+    Gpt2 *model;
+    Ops ops;
+    AdamW adamw;
+    OptimConfig optim;
+    int *tokens, *targets;
+    int B, T;
+} Trainer;
+
+static Status trainer_create(Trainer *trainer, const Gpt2Config *config, const Gpt2Options *options,
+                             const OptimConfig *optim) {
+    *trainer = (Trainer){.ops = timed_ops(), .optim = *optim, .B = options->max_B, .T = options->max_T};
+    size_t rows = (size_t)options->max_B * (size_t)options->max_T;
+    gpt2_param_table(config, &trainer->table);
+    trainer->params = memory_alloc(&host_memory, (size_t)trainer->table.elems * sizeof(float));
+    trainer->grads = memory_alloc(&host_memory, (size_t)trainer->table.elems * sizeof(float));
+    trainer->tokens = malloc(rows * sizeof(int));
+    trainer->targets = malloc(rows * sizeof(int));
+    if (!trainer->params || !trainer->grads || !trainer->tokens || !trainer->targets)
+        return fault("no memory for %lld parameters", (long long)trainer->table.elems);
+    gpt2_init_random(config, &trainer->table, 1, trainer->params);
+    for (size_t i = 0; i < rows; i++) {
+        trainer->tokens[i] = (int)(random_bits(1, 100, i) % (uint64_t)config->vocab);
+        trainer->targets[i] = (int)(random_bits(1, 101, i) % (uint64_t)config->vocab);
+    }
+    TRY(adamw_create(&trainer->adamw, &trainer->table, &host_memory));
+    return gpt2_create(&trainer->model, config, &trainer->table, trainer->params, trainer->grads, options,
+                       &trainer->ops, &host_memory);
+}
+
+static void trainer_destroy(Trainer *trainer) {
+    gpt2_destroy(trainer->model);
+    adamw_destroy(&trainer->adamw);
+    free(trainer->tokens);
+    free(trainer->targets);
+    memory_free(&host_memory, trainer->grads);
+    memory_free(&host_memory, trainer->params);
+    param_table_free(&trainer->table);
+}
+
+/* Fills part_s. */
+static void train_step(Trainer *trainer) {
+    memset(part_s, 0, sizeof part_s);
+    double start_s = clock_s();
+    gpt2_forward(trainer->model, trainer->tokens, trainer->B, trainer->T);
+    gpt2_backward(trainer->model, trainer->targets, 1, false, NULL, NULL);
+    double backward_s = clock_s();
+    double scale = clip_scale(grad_norm(trainer->grads, trainer->table.elems), trainer->optim.grad_clip);
+    double norm_s = clock_s();
+    adamw_update(&trainer->adamw, &trainer->optim, trainer->optim.lr, scale, trainer->params, trainer->grads);
+    double end_s = clock_s();
+    part_s[NORM] = norm_s - backward_s;
+    part_s[ADAMW] = end_s - norm_s;
+    part_s[STEP] = end_s - start_s;
+}
+
+typedef struct StepOptions {
+    int64_t batch, seq_len, steps;
+    bool json;
+} StepOptions;
+
+typedef struct Results {
+    double part_s[PARTS][ROUNDS_MAX];
+    int64_t peak_rss_bytes; /* of the steps alone, before the sgemm measurement took memory */
+} Results;
+
+/* Steps and sgemm rounds take turns, so that both see the same machine. */
+static Status measure(Trainer *trainer, Sgemm *sgemm, const Gpt2Config *config, int rounds, Results *results) {
+    train_step(trainer); /* touches all memory, wakes the threads */
+    results->peak_rss_bytes = machine_peak_rss();
+    TRY(sgemm_create(sgemm, config, trainer->B * trainer->T));
+    for (int round = 0; round < rounds; round++) {
+        sgemm_round(sgemm, round);
+        train_step(trainer);
+        for (int part = 0; part < PARTS; part++)
+            results->part_s[part][round] = part_s[part];
+    }
+    return OK;
+}
+
+static void report_parts(Results *results, const Gpt2Config *config, const StepOptions *options) {
+    static const ReportColumn columns[] = {
+        {"part", "part", "%-18s"}, {"ms", "ms", "%.1f"}, {"share", "share", "%.3f"}, {"gflop_per_s", "GFLOP/s", "%.1f"}};
+    Report report = {.out = stdout, .json = options->json, .columns = columns, .count = 4};
+    int rounds = (int)options->steps;
+    double step_s = median(results->part_s[STEP], rounds);
+    for (Part part = 0; part < PARTS; part++) {
+        double seconds = median(results->part_s[part], rounds);
+        double flops = part_flops(part, config, (int)options->batch, (int)options->seq_len);
+        const ReportValue row[] = {{.text = part_names[part]},
+                                   {.number = 1e3 * seconds},
+                                   {.number = seconds / step_s},
+                                   {.number = flops > 0 ? 1e-9 * flops / seconds : NAN}};
+        report_row(&report, row);
+    }
+}
+
+/* Returns the best rate, GFLOP/s. */
+static double report_sgemm(Sgemm *sgemm, const StepOptions *options) {
+    static const ReportColumn columns[] = {{"sgemm", "sgemm", "%-18s"},
+                                           {"m", "m", "%.0f"},
+                                           {"n", "n", "%.0f"},
+                                           {"k", "k", "%.0f"},
+                                           {"gflop_per_s", "GFLOP/s", "%.1f"}};
+    Report report = {.out = stdout, .json = options->json, .columns = columns, .count = 5};
+    double best = 0;
+    for (int i = 0; i < sgemm->count; i++) {
+        Shape *shape = &sgemm->shapes[i];
+        double rate = shape_rate(shape, (int)options->steps);
+        best = rate > best ? rate : best;
+        const ReportValue row[] = {{.text = shape->name},
+                                   {.number = shape->m},
+                                   {.number = shape->n},
+                                   {.number = shape->k},
+                                   {.number = rate}};
+        report_row(&report, row);
+    }
+    return best;
+}
+
+static void report_summary(Results *results, double best, const Gpt2Config *config, const StepOptions *options) {
+    static const ReportColumn columns[] = {{"batch", "batch", "%.0f"},
+                                           {"seq_len", "seq_len", "%.0f"},
+                                           {"threads", "threads", "%.0f"},
+                                           {"step_ms", "step (ms)", "%.1f"},
+                                           {"tokens_per_s", "tokens/s", "%.1f"},
+                                           {"gflop_per_s", "GFLOP/s", "%.1f"},
+                                           {"sgemm_gflop_per_s", "sgemm", "%.1f"},
+                                           {"fraction_of_sgemm", "fraction", "%.3f"},
+                                           {"peak_rss_bytes", "peak RSS (bytes)", "%.0f"}};
+    Report report = {.out = stdout, .json = options->json, .columns = columns, .count = 9};
+    double step_s = median(results->part_s[STEP], (int)options->steps);
+    double tokens = (double)(options->batch * options->seq_len);
+    double rate = 1e-9 * part_flops(STEP, config, (int)options->batch, (int)options->seq_len) / step_s;
+    const ReportValue row[] = {{.number = (double)options->batch},
+                               {.number = (double)options->seq_len},
+                               {.number = omp_get_max_threads()},
+                               {.number = 1e3 * step_s},
+                               {.number = tokens / step_s},
+                               {.number = rate},
+                               {.number = best},
+                               {.number = rate / best},
+                               {.number = (double)results->peak_rss_bytes}};
+    report_row(&report, row);
+}
+
+static Status step_bench(const Gpt2Config *config, const Gpt2Options *model_options, const OptimConfig *optim,
+                         const StepOptions *options) {
+    static Results results;
+    static Sgemm sgemm;
+    Trainer trainer;
+    Status status = trainer_create(&trainer, config, model_options, optim);
+    if (status == OK)
+        status = measure(&trainer, &sgemm, config, (int)options->steps, &results);
+    if (status == OK) {
+        report_parts(&results, config, options);
+        if (!options->json)
+            putchar('\n');
+        double best = report_sgemm(&sgemm, options);
+        if (!options->json)
+            putchar('\n');
+        report_summary(&results, best, config, options);
+    }
+    sgemm_destroy(&sgemm);
+    trainer_destroy(&trainer);
+    return status;
+}
+
+static Status run(int argc, char **argv, const StepOptions *options) {
+    Settings settings;
+    Gpt2Config config;
+    Status status = settings_read(&settings, argc, argv);
+    if (status == OK)
+        status = settings_model(&settings, &config);
+    if (status == OK && options->seq_len > config.context)
+        status = bad_input("--seq_len: expected at most the model's context, %d, found %lld", config.context,
+                           (long long)options->seq_len);
+    if (status == OK) {
+        if (settings.run.threads > 0)
+            omp_set_num_threads((int)settings.run.threads);
+        Gpt2Options model_options = {.max_B = (int)options->batch,
+                                     .max_T = (int)options->seq_len,
+                                     .train = true,
+                                     .recompute = settings.train.recompute};
+        status = step_bench(&config, &model_options, &settings.optim, options);
+    }
+    settings_free(&settings);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    static const Option table[] = {
+        {.key = "batch", .type = OPTION_INT, .offset = offsetof(StepOptions, batch), .initial = "4", .min = 1,
+         .max = 65536, .help = "sequences"},
+        {.key = "seq_len", .type = OPTION_INT, .offset = offsetof(StepOptions, seq_len), .initial = "256", .min = 1,
+         .max = 1048576, .help = "tokens per sequence"},
+        {.key = "steps", .type = OPTION_INT, .offset = offsetof(StepOptions, steps), .initial = "5", .min = 1,
+         .max = ROUNDS_MAX, .help = "measured steps, after one to warm up; medians are shown"},
+        {.key = "json", .type = OPTION_BOOL, .offset = offsetof(StepOptions, json), .initial = "no",
+         .help = "one JSON object per row"},
+    };
+    StepOptions options;
+    const char *words[ARGS_MAX];
+    char *arguments[ARGS_MAX + 1] = {"step"};
+    int count;
+    Status status = args_parse("step [--batch N] [--seq_len N] FILE.cfg [section.key=value ...]\n"
+                               "Times one rank's training step of the model in FILE.cfg, by part, against sgemm.",
+                               table, 4, &options, argc, argv, words, ARGS_MAX, &count);
+    for (int i = 0; status == OK && i < count; i++)
+        arguments[i + 1] = (char *)words[i];
+    if (status == OK)
+        status = run(count + 1, arguments, &options);
+    return error_exit_code("step", status);
+}

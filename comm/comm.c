@@ -1,0 +1,222 @@
+/* Ranks, and small things between them: everything here is a handful of messages, so each rank sends its part to all
+ * others at once (one step) and computes the result itself, in rank order. Only broadcast, which may be large, is a
+ * tree. Gradients go through sync.c. */
+#include "comm/internal.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINE_BYTES = 1024 };
+
+const Option comm_options[] = {
+    {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop",
+     .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads)"},
+    {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = "auto|naive|native|ring",
+     .help = "all-reduce of gradients; native: the transport's own"},
+    {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
+     .help = "steps between comparisons of the ranks' parameters; 0: never"},
+    {"timeout_s", OPTION_INT, offsetof(CommConfig, timeout_s), "300", 1, 1e6,
+     .help = "a rank that waits longer for another one gives up"},
+};
+const int comm_option_count = sizeof comm_options / sizeof *comm_options;
+
+const Option loop_options[] = {
+    {"ranks", OPTION_INT, offsetof(LoopConfig, ranks), "1", 1, 256,
+     .help = "ranks as threads of this process, when mpirun did not start it"},
+};
+const int loop_option_count = sizeof loop_options / sizeof *loop_options;
+
+/* ---- life ---- */
+
+static void find_local_ranks(Comm *comm) {
+    const Transport *transport = comm->transport;
+    int own = transport->node[transport->rank];
+    for (int rank = 0; rank < transport->ranks; rank++) {
+        bool first_of_node = true;
+        for (int before = 0; before < rank; before++)
+            first_of_node &= transport->node[before] != transport->node[rank];
+        comm->nodes += first_of_node;
+        if (transport->node[rank] == own && first_of_node)
+            comm->node = comm->nodes - 1;
+        if (transport->node[rank] == own) {
+            comm->local_ranks++;
+            comm->local_rank += rank < transport->rank;
+        }
+    }
+}
+
+Status comm_create(Comm **result, Transport *transport) {
+    Comm *comm = calloc(1, sizeof *comm);
+    *result = comm;
+    if (!comm)
+        return fault("no memory for the ranks' group");
+    int ranks = transport->ranks, *members = calloc((size_t)ranks, sizeof(int));
+    comm->transport = transport;
+    comm->world = (Group){transport, members, ranks, transport->rank};
+    comm->gathered = calloc((size_t)ranks * COMM_REDUCE_COUNT, sizeof(double));
+    if (!members || !comm->gathered)
+        return fault("no memory for the ranks' group");
+    for (int rank = 0; rank < ranks; rank++)
+        members[rank] = rank;
+    find_local_ranks(comm);
+    return OK;
+}
+
+void comm_destroy(Comm *comm) {
+    if (!comm)
+        return;
+    free((int *)comm->world.members);
+    free(comm->gathered);
+    free(comm);
+}
+
+int comm_rank(const Comm *comm) { return comm->transport->rank; }
+int comm_ranks(const Comm *comm) { return comm->transport->ranks; }
+int comm_local_rank(const Comm *comm) { return comm->local_rank; }
+int comm_local_ranks(const Comm *comm) { return comm->local_ranks; }
+int comm_nodes(const Comm *comm) { return comm->nodes; }
+int comm_node(const Comm *comm) { return comm->node; }
+const char *comm_transport_name(const Comm *comm) { return comm->transport->ops->name; }
+
+const Allocator *comm_memory(Comm *comm) {
+    (void)comm;
+    return &host_memory;
+}
+
+/* ---- small things ---- */
+
+Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes) {
+    Transport *transport = comm->transport;
+    memcpy((char *)all + (size_t)transport->rank * bytes, mine, bytes);
+    transport_group_begin(transport);
+    for (int i = 1; i < transport->ranks; i++) {
+        int to = (transport->rank + i) % transport->ranks;
+        int from = (transport->rank + transport->ranks - i) % transport->ranks;
+        transport_send(transport, to, mine, bytes);
+        transport_recv(transport, from, (char *)all + (size_t)from * bytes, bytes);
+    }
+    return transport_group_end(transport);
+}
+
+static Status reduce_some(Comm *comm, double *values, int count, CommOp op) {
+    TRY(comm_gather(comm, values, comm->gathered, (size_t)count * sizeof(double)));
+    memcpy(values, comm->gathered, (size_t)count * sizeof(double));
+    for (int rank = 1; rank < comm_ranks(comm); rank++)
+        for (int i = 0; i < count; i++) {
+            double other = comm->gathered[rank * count + i];
+            if (op == COMM_SUM)
+                values[i] += other;
+            else if (!(other <= values[i]) && !isnan(values[i])) /* a NaN stays */
+                values[i] = other;
+        }
+    return OK;
+}
+
+Status comm_reduce(Comm *comm, double *values, int count, CommOp op) {
+    for (int start = 0; start < count; start += COMM_REDUCE_COUNT) {
+        int rest = count - start;
+        TRY(reduce_some(comm, values + start, rest < COMM_REDUCE_COUNT ? rest : COMM_REDUCE_COUNT, op));
+    }
+    return OK;
+}
+
+/* Binomial tree: the rank that is `place` behind the root receives from the one with its lowest set bit cleared, then
+ * serves those below it, the largest subtree first. */
+Status comm_broadcast(Comm *comm, void *data, size_t bytes, int root) {
+    Transport *transport = comm->transport;
+    int ranks = transport->ranks, place = (transport->rank - root + ranks) % ranks, bit = 1;
+    while (bit < ranks && !(place & bit))
+        bit *= 2;
+    transport_group_begin(transport);
+    if (place > 0)
+        transport_recv(transport, (place - bit + root) % ranks, data, bytes);
+    TRY(transport_group_end(transport));
+    transport_group_begin(transport);
+    for (bit /= 2; bit > 0; bit /= 2)
+        if (place + bit < ranks)
+            transport_send(transport, (place + bit + root) % ranks, data, bytes);
+    return transport_group_end(transport);
+}
+
+Status comm_barrier(Comm *comm) { return transport_barrier(comm->transport); }
+
+/* ---- one outcome for all ---- */
+
+Status comm_agree(Comm *comm, Status status) {
+    char line[LINE_BYTES];
+    snprintf(line, sizeof line, "%s", error_line());
+    double mine = status;
+    TRY(comm_gather(comm, &mine, comm->gathered, sizeof mine));
+    int first = 0;
+    while (first < comm_ranks(comm) && comm->gathered[first] == OK)
+        first++;
+    if (first == comm_ranks(comm))
+        return OK;
+    Status agreed = (Status)comm->gathered[first];
+    TRY(comm_broadcast(comm, line, sizeof line, first));
+    comm->outcome_shared = true;
+    if (agreed == FAULT && comm_ranks(comm) > 1)
+        return fault("rank %d: %s", first, line);
+    return error_restore(agreed, line);
+}
+
+/* Changes with every single change of one word: each lane is a chain of bijections, and so is their combination. */
+static uint64_t hash_bytes(const void *data, size_t bytes) {
+    enum { LANES = 4, WORD = 8 };
+    const uint64_t odd = 0x9e3779b97f4a7c15u;
+    uint64_t lane[LANES] = {1, 2, 3, 4}, hash = bytes, word;
+    const char *at = data, *end = at + bytes;
+    for (; end - at >= LANES * WORD; at += LANES * WORD)
+        for (int i = 0; i < LANES; i++) {
+            memcpy(&word, at + i * WORD, WORD);
+            lane[i] = (lane[i] ^ word) * odd;
+            lane[i] ^= lane[i] >> 32;
+        }
+    for (; at < end; at++)
+        lane[0] = (lane[0] ^ (unsigned char)*at) * odd;
+    for (int i = 0; i < LANES; i++) {
+        hash = (hash ^ lane[i]) * odd;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+/* The index of the most frequent value, the first one of several. */
+static int most_frequent(const uint64_t *values, int count) {
+    int best = 0, best_count = 0;
+    for (int i = 0; i < count; i++) {
+        int same = 0;
+        for (int j = 0; j < count; j++)
+            same += values[j] == values[i];
+        if (same > best_count) {
+            best = i;
+            best_count = same;
+        }
+    }
+    return best;
+}
+
+/* "1, 3, 7", cut short where the room ends. */
+static void list_differing(const uint64_t *values, int count, uint64_t right, char *text, size_t size) {
+    size_t used = 0;
+    for (int i = 0; i < count; i++)
+        if (values[i] != right && used < size)
+            used += (size_t)snprintf(text + used, size - used, "%s%d", used ? ", " : "", i);
+}
+
+Status comm_verify(Comm *comm, const void *data, size_t bytes, const char *what) {
+    int ranks = comm_ranks(comm);
+    uint64_t mine = hash_bytes(data, bytes), *hashes = (uint64_t *)(void *)comm->gathered;
+    static_assert(sizeof(uint64_t) == sizeof *comm->gathered, "hashes take the place of values");
+    TRY(comm_gather(comm, &mine, hashes, sizeof mine));
+    int reference = most_frequent(hashes, ranks);
+    char differing[256] = "";
+    list_differing(hashes, ranks, hashes[reference], differing, sizeof differing);
+    if (!differing[0])
+        return OK;
+    comm->outcome_shared = true;
+    return fault("%s: rank %s holds other bits than rank %d", what, differing, reference);
+}

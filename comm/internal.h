@@ -1,0 +1,25 @@
+/* What the files of comm/ itself share; everybody else includes comm.h. */
+#ifndef COMM_INTERNAL_H
+#define COMM_INTERNAL_H
+
+#include "comm/collective/collective.h"
+#include "comm/comm.h"
+#include "comm/transport/transport.h"
+
+struct Comm {
+    /* set once */
+    Transport *transport; /* borrowed */
+    Group world;
+    int local_rank, local_ranks, node, nodes;
+    /* of the rank */
+    double *gathered;    /* f64[ranks][COMM_REDUCE_COUNT], owned */
+    bool outcome_shared; /* the last failure is known to every rank, which returns the same one */
+};
+
+enum { COMM_REDUCE_COUNT = 64 }; /* values that comm_reduce moves at a time */
+
+/* `transport` is borrowed and must outlive the comm. */
+Status comm_create(Comm **comm, Transport *transport);
+void comm_destroy(Comm *comm); /* not collective; accepts NULL and half-built ones */
+
+#endif

@@ -1,0 +1,182 @@
+/* GPT-2's forward pass, the loss, and the memory of both passes.
+ *
+ * Per position and layer backward needs 16 C floats (ln1 C, qkv 3C, att C, mid C, ln2 C, fc 4C, act 4C, and the layer's
+ * input C); with `recompute` only the input C is kept per layer, and one layer's 15 C in all. The head is never run over all
+ * positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient replaces them. */
+#include "model/gpt2_model.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    HEAD_LOGITS = 26 << 20, /* 104 MiB of f32: 512 rows at GPT-2's vocabulary, from where on BLAS runs at full rate */
+    HEAD_ROWS_MIN = 64,
+    HEAD_ROWS_STEP = 64,
+};
+
+static int head_rows_of(const Gpt2Config *config, size_t rows) {
+    size_t fit = HEAD_LOGITS / (size_t)config->vocab_padded / HEAD_ROWS_STEP * HEAD_ROWS_STEP;
+    fit = fit < HEAD_ROWS_MIN ? HEAD_ROWS_MIN : fit;
+    return (int)(fit < rows ? fit : rows);
+}
+
+static OpsLimits limits_of(const Gpt2Config *config, const Gpt2Options *options) {
+    return (OpsLimits){
+        .rows = options->max_B * options->max_T, .T = options->max_T, .C = config->channels, .NH = config->heads};
+}
+
+static void carve_activations(Gpt2 *model, Arena *arena, size_t rows, size_t C) {
+    int L = model->config.layers;
+    bool keep_stream = model->options.train, keep_acts = keep_stream && !model->options.recompute;
+    for (int layer = 0; layer < L; layer++)
+        model->acts[layer] = layer == 0 || keep_acts ? gpt2_layer_acts(arena, &model->config, rows) : model->acts[0];
+    for (int layer = 0; layer <= L; layer++)
+        model->stream[layer] =
+            layer < 2 || keep_stream ? arena_take(arena, rows * C, sizeof(float)) : model->stream[layer - 2];
+    model->lnf = arena_take(arena, rows * C, sizeof(float));
+    model->meanf = arena_take(arena, rows, sizeof(float));
+    model->rstdf = arena_take(arena, rows, sizeof(float));
+}
+
+/* Everything that the model owns on its device: sizes it when arena->base is NULL, else hands it out. */
+static void carve(Gpt2 *model, Arena *arena) {
+    size_t rows = (size_t)model->options.max_B * (size_t)model->options.max_T, C = (size_t)model->config.channels;
+    model->tokens = arena_take(arena, rows, sizeof(int));
+    model->targets = arena_take(arena, rows, sizeof(int));
+    carve_activations(model, arena, rows, C);
+    model->losses = arena_take(arena, rows, sizeof(float));
+    model->head_rows = head_rows_of(&model->config, rows);
+    model->logits = arena_take(arena, (size_t)model->head_rows * (size_t)model->config.vocab_padded, sizeof(float));
+    if (model->options.train) {
+        model->dstream = arena_take(arena, rows * C, sizeof(float));
+        model->dnarrow = arena_take(arena, rows * C, sizeof(float));
+        model->dwide = arena_take(arena, rows * 4 * C, sizeof(float));
+    }
+    model->context.scratch = arena_take(arena, model->context.scratch_bytes, 1);
+}
+
+static void free_tables(Gpt2 *model) {
+    free(model->offsets);
+    free(model->acts);
+    free(model->stream);
+}
+
+/* The small host-side arrays, and the sizes; false when there is no memory for them. */
+static bool make_tables(Gpt2 *model, const Gpt2Config *config, const Gpt2Options *options, const Ops *ops) {
+    size_t L = (size_t)config->layers;
+    model->config = *config;
+    model->options = *options;
+    model->ops = ops;
+    model->offsets = calloc(L, sizeof *model->offsets);
+    model->acts = calloc(L, sizeof *model->acts);
+    model->stream = calloc(L + 1, sizeof *model->stream);
+    OpsLimits limits = limits_of(config, options);
+    ops->prepare(&model->context, &limits);
+    return model->offsets && model->acts && model->stream;
+}
+
+size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *options) {
+    Gpt2 model = {0};
+    Arena arena = {0};
+    if (make_tables(&model, config, options, &ops_cpu))
+        carve(&model, &arena);
+    free_tables(&model);
+    return arena.bytes;
+}
+
+static void find_tensors(Gpt2 *model, const ParamTable *table) {
+    model->wte = param_find(table, "wte", -1)->offset;
+    model->wpe = param_find(table, "wpe", -1)->offset;
+    model->lnfw = param_find(table, "lnfw", -1)->offset;
+    model->lnfb = param_find(table, "lnfb", -1)->offset;
+    for (int layer = 0; layer < model->config.layers; layer++)
+        model->offsets[layer] = gpt2_layer_offsets(table, layer);
+}
+
+Status gpt2_create(Gpt2 **out, const Gpt2Config *config, const ParamTable *table, float *params, float *grads,
+                   const Gpt2Options *options, const Ops *ops, const Allocator *memory) {
+    assert(grads || !options->train);
+    Gpt2 *model = *out = calloc(1, sizeof *model);
+    Arena arena = {0};
+    if (model && make_tables(model, config, options, ops)) {
+        carve(model, &arena);
+        model->memory = memory;
+        model->block = memory_alloc(memory, arena.bytes);
+    }
+    if (!model || !model->block) {
+        gpt2_destroy(model);
+        *out = NULL;
+        return fault("model: no memory for %zu bytes of activations", arena.bytes);
+    }
+    size_t bytes = arena.bytes;
+    arena = (Arena){.base = model->block};
+    carve(model, &arena);
+    assert(arena.bytes == bytes);
+    (void)bytes;
+    find_tensors(model, table);
+    model->params = params;
+    model->grads = grads;
+    return OK;
+}
+
+void gpt2_destroy(Gpt2 *model) {
+    if (!model)
+        return;
+    if (model->block)
+        memory_free(model->memory, model->block);
+    free_tables(model);
+    free(model);
+}
+
+void gpt2_model_layer(Gpt2 *model, int layer, float *out) {
+    LayerRun run = {.ops = model->ops,
+                    .context = &model->context,
+                    .params = model->params,
+                    .B = model->B,
+                    .T = model->T,
+                    .C = model->config.channels,
+                    .NH = model->config.heads};
+    gpt2_layer_forward(&run, &model->offsets[layer], &model->acts[layer], model->stream[layer], out);
+}
+
+void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T) {
+    assert(B >= 1 && B <= model->options.max_B && T >= 1 && T <= model->options.max_T && T <= model->config.context);
+    const Ops *ops = model->ops;
+    OpsContext *context = &model->context;
+    const float *params = model->params;
+    int C = model->config.channels, L = model->config.layers;
+    model->B = B;
+    model->T = T;
+    ops->upload(context, model->tokens, tokens, (size_t)B * (size_t)T * sizeof *tokens);
+    ops->embedding_forward(context, model->stream[0], model->tokens, params + model->wte, params + model->wpe, B, T, C);
+    for (int layer = 0; layer < L; layer++)
+        gpt2_model_layer(model, layer, model->stream[layer + 1]);
+    ops->layernorm_forward(context, model->lnf, model->meanf, model->rstdf, model->stream[L], params + model->lnfw,
+                           params + model->lnfb, B * T, C);
+}
+
+double gpt2_loss(Gpt2 *model, const int *targets) {
+    int rows = model->B * model->T, C = model->config.channels;
+    assert(rows > 0);
+    model->ops->upload(&model->context, model->targets, targets, (size_t)rows * sizeof *targets);
+    for (int first = 0; first < rows; first += model->head_rows) {
+        int count = rows - first < model->head_rows ? rows - first : model->head_rows;
+        model->ops->head_loss(&model->context, model->losses + first, model->logits,
+                              model->lnf + (size_t)first * (size_t)C, model->params + model->wte,
+                              model->targets + first, count, C, model->config.vocab, model->config.vocab_padded);
+    }
+    return model->ops->mean(&model->context, model->losses, rows);
+}
+
+void gpt2_logits(Gpt2 *model, int first, int count, float *logits) {
+    assert(first >= 0 && count >= 0 && first + count <= model->B * model->T);
+    size_t C = (size_t)model->config.channels, V = (size_t)model->config.vocab;
+    for (int done = 0; done < count; done += model->head_rows) {
+        int rows = count - done < model->head_rows ? count - done : model->head_rows;
+        model->ops->linear_forward(&model->context, model->logits, NULL, model->lnf + (size_t)(first + done) * C,
+                                   model->params + model->wte, NULL, NULL, rows, (int)C, (int)V);
+        model->ops->download(&model->context, logits + (size_t)done * V, model->logits,
+                             (size_t)rows * V * sizeof(float));
+    }
+}

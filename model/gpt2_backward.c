@@ -1,0 +1,107 @@
+/* GPT-2's backward pass. The gradient of the residual stream lives in dstream and is added to in place by each block's
+ * branch; what lies inside a branch takes turns in dnarrow and dwide. Gradients are announced in the table's order
+ * (base/param.h): a layer's matrices as they finish, then its 1-D tensors together. */
+#include "model/gpt2_model.h"
+
+#include <assert.h>
+
+/* One call of gpt2_backward. */
+typedef struct Pass {
+    Gpt2 *model;
+    const Ops *ops;
+    OpsContext *context;
+    int rows, C;
+    bool accumulate;
+    ReadyFn *ready;
+    void *user;
+    int next; /* gradient to be announced next */
+} Pass;
+
+static void announce(Pass *pass) {
+    int gradient = pass->next++;
+    if (pass->ready)
+        pass->ready(pass->user, gradient);
+}
+
+/* dx from dy through a linear layer whose tensors are at `w` and `b`, C_in wide in and C_out wide out. */
+static void linear(Pass *pass, float *dx, const float *gelu, const float *dy, const float *x, int64_t w, int64_t b,
+                   int C_in, int C_out) {
+    Gpt2 *model = pass->model;
+    LinearGrads grads = {.dx = dx,
+                         .dw = model->grads + w,
+                         .db = model->grads + b,
+                         .gelu = gelu,
+                         .accumulate = pass->accumulate};
+    pass->ops->linear_backward(pass->context, &grads, dy, x, model->params + w, pass->rows, C_in, C_out);
+}
+
+static void layernorm(Pass *pass, const float *dy, const float *x, const float *mean, const float *rstd, int64_t w,
+                      int64_t b, bool residual) {
+    Gpt2 *model = pass->model;
+    pass->ops->layernorm_backward(pass->context, model->dstream, model->grads + w, model->grads + b, dy, x, mean, rstd,
+                                  model->params + w, pass->rows, pass->C, residual, pass->accumulate);
+}
+
+/* Head and loss, a chunk of positions at a time, into dnarrow; then the final LayerNorm, into dstream. */
+static void backward_head(Pass *pass, float scale) {
+    Gpt2 *model = pass->model;
+    for (int first = 0; first < pass->rows; first += model->head_rows) {
+        int count = pass->rows - first < model->head_rows ? pass->rows - first : model->head_rows;
+        size_t at = (size_t)first * (size_t)pass->C;
+        pass->ops->head_backward(pass->context, model->losses + first, model->logits, model->dnarrow + at,
+                                 model->grads + model->wte, model->lnf + at, model->params + model->wte,
+                                 model->targets + first, count, pass->C, model->config.vocab,
+                                 model->config.vocab_padded, scale, pass->accumulate || first > 0);
+    }
+    layernorm(pass, model->dnarrow, model->stream[model->config.layers], model->meanf, model->rstdf, model->lnfw,
+              model->lnfb, false);
+    announce(pass);
+}
+
+static void backward_layer(Pass *pass, int layer) {
+    Gpt2 *model = pass->model;
+    const LayerOffsets *at = &model->offsets[layer];
+    const LayerActs *acts = &model->acts[layer];
+    float *dstream = model->dstream, *dnarrow = model->dnarrow, *dwide = model->dwide;
+    int C = pass->C;
+
+    linear(pass, dwide, acts->fc, dstream, acts->act, at->fcprojw, at->fcprojb, 4 * C, C);
+    announce(pass);
+    linear(pass, dnarrow, NULL, dwide, acts->ln2, at->fcw, at->fcb, C, 4 * C);
+    announce(pass);
+    layernorm(pass, dnarrow, acts->mid, acts->mean2, acts->rstd2, at->ln2w, at->ln2b, true);
+
+    linear(pass, dnarrow, NULL, dstream, acts->att, at->attprojw, at->attprojb, C, C);
+    announce(pass);
+    pass->ops->attention_backward(pass->context, dwide, dnarrow, acts->att, acts->qkv, acts->lse, model->B, model->T, C,
+                                  model->config.heads);
+    linear(pass, dnarrow, NULL, dwide, acts->ln1, at->qkvw, at->qkvb, C, 3 * C);
+    announce(pass);
+    layernorm(pass, dnarrow, model->stream[layer], acts->mean1, acts->rstd1, at->ln1w, at->ln1b, true);
+    announce(pass);
+}
+
+double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool accumulate, ReadyFn *ready, void *user) {
+    int rows = model->B * model->T, L = model->config.layers;
+    assert(rows > 0 && model->options.train);
+    Pass pass = {.model = model,
+                 .ops = model->ops,
+                 .context = &model->context,
+                 .rows = rows,
+                 .C = model->config.channels,
+                 .accumulate = accumulate,
+                 .ready = ready,
+                 .user = user};
+    pass.ops->upload(pass.context, model->targets, targets, (size_t)rows * sizeof *targets);
+    backward_head(&pass, loss_scale / (float)rows);
+    for (int layer = L - 1; layer >= 0; layer--) {
+        if (model->options.recompute && layer < L - 1) /* forward left the last layer's activations */
+            gpt2_model_layer(model, layer, model->dwide);
+        backward_layer(&pass, layer);
+    }
+    pass.ops->embedding_backward(pass.context, model->grads + model->wte, model->grads + model->wpe, model->dstream,
+                                 model->tokens, model->B, model->T, pass.C, model->config.context, accumulate);
+    announce(&pass); /* wpe */
+    announce(&pass); /* wte */
+    return pass.ops->mean(pass.context, model->losses, rows);
+}

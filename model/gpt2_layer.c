@@ -1,0 +1,75 @@
+#include "model/gpt2_layer.h"
+
+#include <assert.h>
+
+enum { ALIGN = 64 };
+
+void *arena_take(Arena *arena, size_t count, size_t size) {
+    void *slice = arena->base ? arena->base + arena->bytes : NULL;
+    arena->bytes += (count * size + ALIGN - 1) / ALIGN * ALIGN;
+    return slice;
+}
+
+static int64_t offset_of(const ParamTable *table, const char *name, int layer) {
+    const Param *param = param_find(table, name, layer);
+    assert(param);
+    return param->offset;
+}
+
+LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer) {
+    return (LayerOffsets){
+        .ln1w = offset_of(table, "ln1w", layer),
+        .ln1b = offset_of(table, "ln1b", layer),
+        .qkvw = offset_of(table, "qkvw", layer),
+        .qkvb = offset_of(table, "qkvb", layer),
+        .attprojw = offset_of(table, "attprojw", layer),
+        .attprojb = offset_of(table, "attprojb", layer),
+        .ln2w = offset_of(table, "ln2w", layer),
+        .ln2b = offset_of(table, "ln2b", layer),
+        .fcw = offset_of(table, "fcw", layer),
+        .fcb = offset_of(table, "fcb", layer),
+        .fcprojw = offset_of(table, "fcprojw", layer),
+        .fcprojb = offset_of(table, "fcprojb", layer),
+    };
+}
+
+LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, size_t rows) {
+    size_t C = (size_t)config->channels;
+    LayerActs acts;
+    acts.ln1 = arena_take(arena, rows * C, sizeof(float));
+    acts.mean1 = arena_take(arena, rows, sizeof(float));
+    acts.rstd1 = arena_take(arena, rows, sizeof(float));
+    acts.qkv = arena_take(arena, rows * 3 * C, sizeof(float));
+    acts.att = arena_take(arena, rows * C, sizeof(float));
+    acts.lse = arena_take(arena, rows * (size_t)config->heads, sizeof(float));
+    acts.mid = arena_take(arena, rows * C, sizeof(float));
+    acts.ln2 = arena_take(arena, rows * C, sizeof(float));
+    acts.mean2 = arena_take(arena, rows, sizeof(float));
+    acts.rstd2 = arena_take(arena, rows, sizeof(float));
+    acts.fc = arena_take(arena, rows * 4 * C, sizeof(float));
+    acts.act = arena_take(arena, rows * 4 * C, sizeof(float));
+    return acts;
+}
+
+static void attention(const LayerRun *run, const LayerActs *acts) {
+    if (run->cache)
+        run->ops->attention_cached(run->context, acts->att, run->cache, acts->qkv, run->first, run->T, run->C, run->NH);
+    else
+        run->ops->attention_forward(run->context, acts->att, acts->lse, acts->qkv, run->B, run->T, run->C, run->NH);
+}
+
+void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const LayerActs *acts, const float *in,
+                        float *out) {
+    const Ops *ops = run->ops;
+    OpsContext *context = run->context;
+    const float *p = run->params;
+    int rows = run->B * run->T, C = run->C;
+    ops->layernorm_forward(context, acts->ln1, acts->mean1, acts->rstd1, in, p + at->ln1w, p + at->ln1b, rows, C);
+    ops->linear_forward(context, acts->qkv, NULL, acts->ln1, p + at->qkvw, p + at->qkvb, NULL, rows, C, 3 * C);
+    attention(run, acts);
+    ops->linear_forward(context, acts->mid, NULL, acts->att, p + at->attprojw, p + at->attprojb, in, rows, C, C);
+    ops->layernorm_forward(context, acts->ln2, acts->mean2, acts->rstd2, acts->mid, p + at->ln2w, p + at->ln2b, rows,
+                           C);
+    ops->linear_forward(context, acts->fc, acts->act, acts->ln2, p + at->fcw, p + at->fcb, NULL, rows, C, 4 * C);
+    ops->linear_forward(context, out, NULL, acts->act, p + at->fcprojw, p + at->fcprojb, acts->mid, rows, 4 * C, C);
+}

@@ -1,0 +1,50 @@
+/* One transformer block, shared by training (gpt2.c) and generation (gpt2_cache.c). Private to model/. */
+#ifndef MODEL_GPT2_LAYER_H
+#define MODEL_GPT2_LAYER_H
+
+#include "model/gpt2.h"
+
+/* Hands out slices of one block of memory. With base NULL it only adds sizes up, so the pass that sizes and the pass that
+ * carves are the same code. */
+typedef struct Arena {
+    char *base;
+    size_t bytes;
+} Arena;
+
+void *arena_take(Arena *arena, size_t count, size_t size);
+
+/* Where a layer's tensors begin in the flat arrays, of parameters and of gradients alike. */
+typedef struct LayerOffsets {
+    int64_t ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb;
+} LayerOffsets;
+
+LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer);
+
+/* What a layer's forward leaves for its backward; `rows` positions. */
+typedef struct LayerActs {
+    float *ln1, *mean1, *rstd1; /* [rows][C], [rows], [rows] */
+    float *qkv;                 /* [rows][3C] */
+    float *att;                 /* [rows][C] attention's output, heads side by side */
+    float *lse;                 /* [B][NH][T] */
+    float *mid;                 /* [rows][C] residual stream between attention and MLP */
+    float *ln2, *mean2, *rstd2;
+    float *fc, *act; /* [rows][4C] before and after GELU */
+} LayerActs;
+
+LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, size_t rows);
+
+/* How a layer is run. */
+typedef struct LayerRun {
+    const Ops *ops;
+    OpsContext *context;
+    const float *params;
+    int B, T, C, NH;
+    float *cache; /* NULL: plain causal attention. Else keys and values of this layer, [maxT][2C], and B = 1 */
+    int first;    /* with cache: position of the first of the T tokens */
+} LayerRun;
+
+/* out [B*T][C] = the block's output for in [B*T][C]; fills acts. out and in may be the same. */
+void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const LayerActs *acts, const float *in,
+                        float *out);
+
+#endif

@@ -1,0 +1,40 @@
+/* The model behind gpt2.h, shared by its forward (gpt2.c) and backward (gpt2_backward.c). Private to model/. */
+#ifndef MODEL_GPT2_MODEL_H
+#define MODEL_GPT2_MODEL_H
+
+#include "model/gpt2.h"
+#include "model/gpt2_layer.h"
+
+struct Gpt2 {
+    /* set once */
+    Gpt2Config config;
+    Gpt2Options options;
+    const Ops *ops;
+    OpsContext context;
+    const Allocator *memory;
+    const float *params; /* borrowed */
+    float *grads;        /* borrowed; NULL when not training */
+    int64_t wte, wpe, lnfw, lnfb;
+    LayerOffsets *offsets; /* [L] */
+    void *block;           /* all that follows lies in it */
+
+    /* rows = max_B * max_T */
+    int *tokens, *targets;     /* [rows] */
+    LayerActs *acts;           /* [L], all the same when only one layer's are kept */
+    float **stream;            /* [L+1]: residual stream before each layer and after the last, [rows][C]; two take turns when
+                                * not training */
+    float *lnf, *meanf, *rstdf; /* final LayerNorm */
+    float *losses;             /* [rows] */
+    float *logits;             /* [head_rows][Vp] */
+    int head_rows;             /* positions per chunk of the head */
+    float *dstream, *dnarrow;  /* [rows][C]: gradient of the residual stream; of a LayerNorm's output or attention's */
+    float *dwide;              /* [rows][4C]: gradient of fc or qkv */
+
+    /* of the last forward */
+    int B, T;
+};
+
+/* Runs layer `layer`'s forward again or for the first time, from model->stream[layer] into `out`. */
+void gpt2_model_layer(Gpt2 *model, int layer, float *out);
+
+#endif

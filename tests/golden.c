@@ -1,0 +1,255 @@
+/* build/golden DIR NAME: holds the model against reference tensors (docs/formats.md, "Reference tensors"):
+ *
+ *   DIR/NAME_model.bin   the parameters
+ *   DIR/NAME_state.bin   inputs, targets, and for them logits, loss and every gradient
+ *   DIR/NAME_train.txt   step, loss and gradient norm of AdamW steps on that same batch
+ *
+ * Logits and gradients must lie within 2e-5 + 1e-4 |reference|, losses and norms within 1e-5 relative. A row per tensor;
+ * exit 1 when any is out of bounds, NaN included, 2 when the files are not what they should be. */
+#include "base/config.h"
+#include "base/file.h"
+#include "base/memory.h"
+#include "base/report.h"
+#include "model/checkpoint.h"
+#include "model/gpt2.h"
+#include "optim/adamw.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HEADER_WORDS = 256, MAGIC = 20240327, VERSION = 2, STEPS_MAX = 1000 };
+
+static const double bound_absolute = 2e-5, bound_relative = 1e-4, bound_loss = 1e-5;
+
+typedef struct Golden {
+    Gpt2Config config;
+    ParamTable table;
+    float *params, *grads;
+    Gpt2 *model;
+    AdamW adamw;
+
+    FileMap state; /* the slices below lie in it */
+    int B, T;
+    const int *inputs, *targets;
+    const float *logits, *loss, *gradients;
+
+    char train_path[512];
+    Report report;
+    bool failed;
+} Golden;
+
+static const ReportColumn columns[] = {
+    {"name", "tensor", "%s"},
+    {"elems", "elements", "%.0f"},
+    {"max_abs_error", "max error", "%.2e"},
+    {"max_of_bound", "of bound", "%.4f"}, /* largest error over its own bound: at most 1 */
+    {"result", "result", "%s"},
+};
+
+static Status read_header(Golden *golden, const char *path) {
+    if (golden->state.size < HEADER_WORDS * sizeof(int32_t))
+        return bad_input("%s: expected a header of %zu bytes, found %zu", path, HEADER_WORDS * sizeof(int32_t),
+                         golden->state.size);
+    int32_t header[HEADER_WORDS];
+    memcpy(header, golden->state.bytes, sizeof header);
+    if (header[0] != MAGIC || header[1] != VERSION)
+        return bad_input("%s: expected magic %d version %d, found %d and %d", path, MAGIC, VERSION, header[0],
+                         header[1]);
+    golden->B = header[2];
+    golden->T = header[3];
+    if (golden->B < 1 || golden->T < 1 || golden->B > 65536 || golden->T > golden->config.context)
+        return bad_input("%s: B %d, T %d: expected T in [1, %d]", path, golden->B, golden->T, golden->config.context);
+    return OK;
+}
+
+static Status check_tokens(const Golden *golden, const char *path) {
+    for (int i = 0; i < 2 * golden->B * golden->T; i++)
+        if (golden->inputs[i] < 0 || golden->inputs[i] >= golden->config.vocab)
+            return bad_input("%s: token %d: expected one in [0, %d), found %d", path, i, golden->config.vocab,
+                             golden->inputs[i]);
+    return OK;
+}
+
+/* Words of four bytes throughout: x, y, logits, loss, gradients. */
+static Status read_state(Golden *golden, const char *path) {
+    TRY(file_map(&golden->state, path));
+    TRY(read_header(golden, path));
+    size_t rows = (size_t)golden->B * (size_t)golden->T, logits = rows * (size_t)golden->config.vocab;
+    size_t bytes = 4 * (HEADER_WORDS + 2 * rows + logits + 1 + (size_t)golden->table.elems);
+    if (golden->state.size != bytes)
+        return bad_input("%s: expected %zu bytes for B %d, T %d and this model, found %zu", path, bytes, golden->B,
+                         golden->T, golden->state.size);
+    golden->inputs = (const int *)(const void *)golden->state.bytes + HEADER_WORDS;
+    golden->targets = golden->inputs + rows;
+    golden->logits = (const float *)(const void *)(golden->targets + rows);
+    golden->loss = golden->logits + logits;
+    golden->gradients = golden->loss + 1;
+    return check_tokens(golden, path);
+}
+
+static Status load(Golden *golden, const char *folder, const char *name) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s_model.bin", folder, name);
+    TRY(checkpoint_read_config(path, &golden->config));
+    gpt2_param_table(&golden->config, &golden->table);
+    golden->params = memory_alloc(&host_memory, (size_t)golden->table.elems * sizeof(float));
+    golden->grads = memory_alloc(&host_memory, (size_t)golden->table.elems * sizeof(float));
+    if (!golden->params || !golden->grads)
+        return fault("no memory for %lld parameters", (long long)golden->table.elems);
+    TRY(checkpoint_read_params(path, &golden->config, &golden->table, golden->params));
+    snprintf(path, sizeof path, "%s/%s_state.bin", folder, name);
+    TRY(read_state(golden, path));
+    snprintf(golden->train_path, sizeof golden->train_path, "%s/%s_train.txt", folder, name);
+    Gpt2Options options = {.max_B = golden->B, .max_T = golden->T, .train = true};
+    TRY(gpt2_create(&golden->model, &golden->config, &golden->table, golden->params, golden->grads, &options, &ops_cpu,
+                    &host_memory));
+    return adamw_create(&golden->adamw, &golden->table, &host_memory);
+}
+
+static void show(Golden *golden, const char *name, int64_t elems, double error, double of_bound) {
+    bool good = of_bound <= 1; /* false for NaN */
+    golden->failed = golden->failed || !good;
+    const ReportValue row[] = {{.text = name},
+                               {.number = (double)elems},
+                               {.number = error},
+                               {.number = of_bound},
+                               {.text = good ? "ok" : "MISS"}};
+    report_row(&golden->report, row);
+}
+
+/* The largest of two errors; NaN is larger than all. */
+static double worse(double a, double b) { return isnan(a) || a > b ? a : b; }
+
+static void compare_one(Golden *golden, const char *name, double actual, double expected) {
+    double error = fabs(actual - expected);
+    show(golden, name, 1, error, error / (bound_loss * fabs(expected)));
+}
+
+/* Worst errors of a slice, kept in *error and *of_bound. */
+static void compare(const float *actual, const float *expected, int64_t elems, double *error, double *of_bound) {
+    for (int64_t i = 0; i < elems; i++) {
+        double off = fabs((double)actual[i] - (double)expected[i]);
+        *error = worse(off, *error);
+        *of_bound = worse(off / (bound_absolute + bound_relative * fabs((double)expected[i])), *of_bound);
+    }
+}
+
+static Status compare_logits(Golden *golden) {
+    int rows = golden->B * golden->T;
+    int64_t elems = (int64_t)rows * golden->config.vocab;
+    float *logits = malloc((size_t)elems * sizeof *logits);
+    if (!logits)
+        return fault("no memory for %lld logits", (long long)elems);
+    gpt2_logits(golden->model, 0, rows, logits);
+    double error = 0, of_bound = 0;
+    compare(logits, golden->logits, elems, &error, &of_bound);
+    show(golden, "logits", elems, error, of_bound);
+    free(logits);
+    return OK;
+}
+
+/* The file has the kinds in this order, each with all its layers. */
+static void compare_gradients(Golden *golden) {
+    static const char *const outside[] = {"wte", "wpe", "lnfw", "lnfb"};
+    static const char *const inside[] = {"ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb",
+                                         "ln2w", "ln2b", "fcw",  "fcb",  "fcprojw",  "fcprojb"};
+    const float *expected = golden->gradients;
+    for (int kind = 0; kind < 16; kind++) {
+        bool layered = kind >= 2 && kind < 14;
+        const char *name = layered ? inside[kind - 2] : outside[kind < 2 ? kind : kind - 12];
+        double error = 0, of_bound = 0;
+        int64_t elems = 0;
+        for (int layer = layered ? 0 : -1; layer < (layered ? golden->config.layers : 0); layer++) {
+            const Param *param = param_find(&golden->table, name, layer);
+            compare(golden->grads + param->offset, expected, param->elems, &error, &of_bound);
+            expected += param->elems;
+            elems += param->elems;
+        }
+        char label[32];
+        snprintf(label, sizeof label, "d %s", name);
+        show(golden, label, elems, error, of_bound);
+    }
+}
+
+static Status read_steps(const char *path, double losses[], double norms[], int *count) {
+    FILE *in = fopen(path, "r");
+    if (!in)
+        return bad_input("%s: cannot be opened", path);
+    int step = 0, fields = 3;
+    for (*count = 0; *count < STEPS_MAX && fields == 3; *count += fields == 3)
+        fields = fscanf(in, "%d %lf %lf", &step, &losses[*count], &norms[*count]);
+    fclose(in);
+    if (*count == 0 || fields != EOF)
+        return bad_input("%s: expected lines of 'step loss norm', found something else after line %d", path, *count);
+    return OK;
+}
+
+static Status compare_training(Golden *golden) {
+    static double losses[STEPS_MAX], norms[STEPS_MAX];
+    int steps = 0;
+    TRY(read_steps(golden->train_path, losses, norms, &steps));
+    const OptimConfig optim = {.lr = 1e-3,
+                               .schedule = SCHEDULE_CONSTANT,
+                               .beta1 = 0.9,
+                               .beta2 = 0.95,
+                               .eps = 1e-8,
+                               .weight_decay = 0.1,
+                               .grad_clip = 1.0};
+    for (int step = 0; step < steps; step++) {
+        gpt2_forward(golden->model, golden->inputs, golden->B, golden->T);
+        double loss = gpt2_backward(golden->model, golden->targets, 1, false, NULL, NULL);
+        double norm = grad_norm(golden->grads, golden->table.elems);
+        char label[48];
+        snprintf(label, sizeof label, "step %d loss", step + 1);
+        compare_one(golden, label, loss, losses[step]);
+        snprintf(label, sizeof label, "step %d norm", step + 1);
+        compare_one(golden, label, norm, norms[step]);
+        if (!isfinite(norm))
+            return OK; /* reported as a miss; there is no step to take */
+        adamw_update(&golden->adamw, &optim, optim.lr, clip_scale(norm, optim.grad_clip), golden->params,
+                     golden->grads);
+    }
+    return OK;
+}
+
+static Status run(Golden *golden, const char *folder, const char *name) {
+    TRY(load(golden, folder, name));
+    gpt2_forward(golden->model, golden->inputs, golden->B, golden->T);
+    TRY(compare_logits(golden));
+    compare_one(golden, "loss, forward", gpt2_loss(golden->model, golden->targets), (double)*golden->loss);
+    compare_one(golden, "loss", gpt2_backward(golden->model, golden->targets, 1, false, NULL, NULL),
+                (double)*golden->loss);
+    compare_gradients(golden);
+    return compare_training(golden);
+}
+
+static void unload(Golden *golden) {
+    adamw_destroy(&golden->adamw);
+    gpt2_destroy(golden->model);
+    memory_free(&host_memory, golden->grads);
+    memory_free(&host_memory, golden->params);
+    param_table_free(&golden->table);
+    file_unmap(&golden->state);
+}
+
+int main(int argc, char **argv) {
+    static const Option options[] = {
+        {.key = "json", .type = OPTION_BOOL, .offset = 0, .initial = "no", .help = "one JSON object per row"},
+    };
+    bool json = false;
+    const char *names[2];
+    int count = 0;
+    Status status = args_parse("golden DIR NAME\nChecks the model against DIR/NAME_model.bin, _state.bin, _train.txt.",
+                               options, 1, &json, argc, argv, names, 2, &count);
+    if (status == OK && count != 2)
+        status = bad_input("expected a folder and a name, found %d arguments", count);
+    if (status != OK)
+        return error_exit_code("golden", status);
+    Golden golden = {.report = {.out = stdout, .json = json, .columns = columns, .count = 5}};
+    status = run(&golden, names[0], names[1]);
+    unload(&golden);
+    if (status != OK)
+        return error_exit_code("golden", status);
+    return golden.failed ? 1 : 0;
+}

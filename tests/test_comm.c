@@ -1,0 +1,416 @@
+/* comm on the loop transport: ranks as threads. The same cases run on processes in test_comm_mpi.c. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/check.h"
+#include "tests/comm_cases.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const CommConfig config = {.timeout_s = 60};
+
+static Status run(int ranks, RankMain *rank_main, void *user) {
+    LoopConfig loop = {.ranks = ranks};
+    return comm_run(&config, &loop, OK, rank_main, user);
+}
+
+/* ---- what works ---- */
+
+static void test_exact_sums(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 9; ranks++)
+        assert_ok(run(ranks, case_exact, NULL));
+}
+
+static void test_random_values(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 9; ranks++)
+        assert_ok(run(ranks, case_random, NULL));
+}
+
+static void test_subgroups(void **state) {
+    (void)state;
+    assert_ok(run(5, case_subgroups, NULL));
+}
+
+static void test_messages(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 4; ranks++)
+        assert_ok(run(ranks, case_messages, NULL));
+}
+
+static void test_scalars(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 9; ranks++)
+        assert_ok(run(ranks, case_scalars, NULL));
+}
+
+/* Behind the k-th barrier everybody has come to it k times. user: how often any rank came to one. */
+static Status barriers(Comm *comm, void *user) {
+    atomic_int *arrivals = user;
+    for (int round = 1; round <= 5; round++) {
+        case_delay(comm_rank(comm), 200 + (uint64_t)round);
+        atomic_fetch_add(arrivals, 1);
+        TRY(comm_barrier(comm));
+        EXPECT(atomic_load(arrivals) >= round * comm_ranks(comm));
+    }
+    return OK;
+}
+
+static void test_barrier(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 9; ranks++) {
+        atomic_int arrivals = 0;
+        assert_ok(run(ranks, barriers, &arrivals));
+    }
+}
+
+static void test_chunks(void **state) {
+    (void)state;
+    const int64_t sizes[] = {0, 1, 4095, 4096, 4097, 100000, 124475904, (int64_t)1 << 40};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (int parts = 1; parts <= 9; parts++) {
+            assert_true(chunk_start(sizes[s], parts, 0) == 0);
+            assert_true(chunk_start(sizes[s], parts, parts) == sizes[s]);
+            for (int i = 0; i < parts; i++) {
+                int64_t start = chunk_start(sizes[s], parts, i), end = chunk_start(sizes[s], parts, i + 1);
+                assert_true(start <= end && (start % CHUNK_ALIGN_ELEMS == 0 || start == sizes[s]));
+                assert_true(end - start <=
+                            (sizes[s] / CHUNK_ALIGN_ELEMS + 1) / parts * CHUNK_ALIGN_ELEMS + CHUNK_ALIGN_ELEMS);
+            }
+        }
+}
+
+/* ---- bytes, against the formulas of collective.h ---- */
+
+enum { BYTES_ELEMS = 3 * 4 * 4096 };
+
+static Status count_bytes(Comm *comm, void *user) {
+    (void)user;
+    Transport *transport = comm->transport;
+    const int64_t ranks = transport->ranks, S = BYTES_ELEMS * (int64_t)sizeof(float);
+    float *data = calloc(BYTES_ELEMS + CASE_GUARD, sizeof(float));
+    memset(data + BYTES_ELEMS, 0xFF, CASE_GUARD * sizeof(float));
+    for (int rank = 0; rank < ranks; rank++)
+        transport->node[rank] = rank / 2;
+    TRY(case_allreduce(&comm->world, &collective_ring, data, BYTES_ELEMS, 1));
+    bool crosses = ranks > 2 && (transport->rank % 2 == 1 || transport->rank == ranks - 1);
+    EXPECT(transport->bytes_inter == (crosses ? 2 * (ranks - 1) * S / ranks : 0));
+    EXPECT(transport->bytes_intra == (crosses ? 0 : 2 * (ranks - 1) * S / ranks));
+    for (int rank = 0; rank < ranks; rank++)
+        transport->node[rank] = 0;
+    transport->bytes_intra = 0;
+    TRY(case_allreduce(&comm->world, &collective_naive, data, BYTES_ELEMS, 1));
+    EXPECT(transport->bytes_intra == (transport->rank == 0 ? (ranks - 1) * S : S));
+    free(data);
+    return OK;
+}
+
+static void test_bytes(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 4; ranks++)
+        assert_ok(run(ranks, count_bytes, NULL));
+}
+
+static Status two_nodes(Comm *comm, void *user) {
+    (void)user;
+    const int nodes[] = {7, 3, 7, 3, 3}, local[] = {0, 0, 1, 1, 2};
+    int rank = comm_rank(comm);
+    EXPECT(comm_nodes(comm) == 1 && comm_local_rank(comm) == rank && comm_local_ranks(comm) == 5);
+    memcpy(comm->transport->node, nodes, sizeof nodes);
+    Comm *seen;
+    TRY(comm_create(&seen, comm->transport));
+    EXPECT(comm_nodes(seen) == 2 && comm_node(seen) == (nodes[rank] == 3) && comm_local_rank(seen) == local[rank] &&
+           comm_local_ranks(seen) == (nodes[rank] == 7 ? 2 : 3));
+    comm_destroy(seen);
+    return OK;
+}
+
+static void test_nodes(void **state) {
+    (void)state;
+    assert_ok(run(5, two_nodes, NULL));
+}
+
+/* ---- sync ---- */
+
+static void test_sync(void **state) {
+    (void)state;
+    const int algorithms[] = {0, 1, 3}; /* auto, naive, ring */
+    for (int i = 0; i < 3; i++)
+        for (int ranks = 1; ranks <= 5; ranks++) {
+            CommConfig mine = {.algorithm = algorithms[i]};
+            assert_ok(run(ranks, case_sync, &mine));
+        }
+}
+
+/* Every gradient marked by one of two threads. */
+static void *mark_odd(void *sync) {
+    sync_mark_ready(sync, 1);
+    sync_mark_ready(sync, 3);
+    return NULL;
+}
+
+static Status two_markers(Comm *comm, void *user) {
+    (void)user;
+    ParamTable table;
+    Sync *sync;
+    case_table(&table);
+    EXPECT(table.gradient_count == 4);
+    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
+    TRY(sync_create(&sync, comm, &config, &table, grads));
+    pthread_t other;
+    EXPECT(pthread_create(&other, NULL, mark_odd, sync) == 0);
+    sync_mark_ready(sync, 2);
+    sync_mark_ready(sync, 0);
+    pthread_join(other, NULL);
+    TRY(sync_wait(sync));
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return OK;
+}
+
+static void test_two_threads_mark(void **state) {
+    (void)state;
+    assert_ok(run(3, two_markers, NULL));
+}
+
+static void test_native_refused_on_loop(void **state) {
+    (void)state;
+    CommConfig native = {.algorithm = 2};
+    assert_refused(run(2, case_sync, &native), "comm.algorithm = native: the loop transport has no all-reduce");
+}
+
+static void test_every_choice_is_a_collective(void **state) {
+    (void)state;
+    CommConfig filled;
+    ConfigSection section = {"comm", comm_options, comm_option_count, &filled};
+    Config *parsed = config_create(&section, 1);
+    assert_int_equal(filled.transport, 0);
+    assert_int_equal(filled.algorithm, 0);
+    assert_true(filled.timeout_s > 0 && filled.verify_every == 0);
+    for (int i = 0; i < CASE_COLLECTIVES; i++) {
+        char assignment[64];
+        snprintf(assignment, sizeof assignment, "comm.algorithm=%s", case_collectives[i]);
+        assert_ok(config_assign(parsed, assignment));
+        const Collective *collective = collective_find(case_collectives[i]);
+        assert_non_null(collective);
+        assert_string_equal(collective->name, option_choice(comm_options[1].choices, filled.algorithm));
+    }
+    config_destroy(parsed);
+}
+
+/* ---- what fails ---- */
+
+static void test_verify(void **state) {
+    (void)state;
+    assert_ok(run(3, case_verify, NULL));
+    assert_ok(run(4, case_verify, NULL));
+}
+
+static void test_agree(void **state) {
+    (void)state;
+    assert_ok(run(1, case_agree, NULL));
+    assert_ok(run(4, case_agree, NULL));
+}
+
+static Status agreed_failure(Comm *comm, void *user) {
+    (void)user;
+    return comm_agree(comm, comm_rank(comm) == 1 ? bad_input("x.cfg:3: no such file") : OK);
+}
+
+static void test_agreed_failure_is_everybodys(void **state) {
+    (void)state;
+    assert_int_equal(run(3, agreed_failure, NULL), BAD_INPUT);
+    assert_string_equal(error_line(), "x.cfg:3: no such file");
+}
+
+/* What each rank saw. */
+typedef struct Seen {
+    Status status[8];
+    char line[8][128];
+} Seen;
+
+static Status see(Seen *seen, int rank, Status status) {
+    seen->status[rank] = status;
+    snprintf(seen->line[rank], sizeof seen->line[rank], "%s", error_line());
+    return status;
+}
+
+static Status allreduce_forever(Comm *comm, int rounds) {
+    float data[1000] = {0}, scratch[1000];
+    for (int round = 0; round != rounds; round++)
+        TRY(collective_ring.allreduce(&comm->world, data, 1000, 1, scratch));
+    return OK;
+}
+
+static Status one_fails(Comm *comm, void *user) {
+    if (comm_rank(comm) == 2) {
+        TRY(allreduce_forever(comm, 5));
+        return see(user, 2, fault("disk full"));
+    }
+    return see(user, comm_rank(comm), allreduce_forever(comm, -1));
+}
+
+static void test_failing_rank_ends_all(void **state) {
+    (void)state;
+    Seen seen = {0};
+    assert_int_equal(run(5, one_fails, &seen), FAULT);
+    assert_string_equal(error_line(), "rank 2: disk full");
+    for (int rank = 0; rank < 5; rank++) {
+        assert_int_equal(seen.status[rank], FAULT);
+        assert_string_equal(seen.line[rank], rank == 2 ? "disk full" : "rank 2: disk full");
+    }
+}
+
+static Status one_ends_early(Comm *comm, void *user) {
+    if (comm_rank(comm) == 1)
+        return OK;
+    return see(user, comm_rank(comm), comm_barrier(comm));
+}
+
+static void test_rank_that_ended_is_named(void **state) {
+    (void)state;
+    Seen seen = {0};
+    assert_int_equal(run(2, one_ends_early, &seen), FAULT);
+    assert_string_equal(error_line(), "rank 0: rank 1 ended while rank 0 waited for it");
+}
+
+/* user: how many milliseconds the others wait; rank 1 comes after 200. */
+static Status one_is_late(Comm *comm, void *user) {
+    struct timespec pause = {0, 200000000};
+    comm->transport->timeout_s = 1e-3 * *(const int *)user;
+    if (comm_rank(comm) == 1)
+        nanosleep(&pause, NULL);
+    return comm_barrier(comm);
+}
+
+static void test_timeout_names_the_late_rank(void **state) {
+    (void)state;
+    int impatient_ms = 20, patient_ms = 20000;
+    assert_int_equal(run(2, one_is_late, &impatient_ms), FAULT);
+    assert_string_equal(error_line(), "rank 0: no answer from rank 1 for 0.02 s (comm.timeout_s)");
+    assert_ok(run(2, one_is_late, &patient_ms));
+}
+
+/* The last of a chain in which each waits for the one before loses patience first, and yet names the first. */
+static Status chain(Comm *comm, void *user) {
+    (void)user;
+    int rank = comm_rank(comm), ranks = comm_ranks(comm);
+    char byte = 0;
+    struct timespec pause = {0, 200000000};
+    comm->transport->timeout_s = rank == ranks - 1 ? 0.1 : 60;
+    if (rank == 0)
+        nanosleep(&pause, NULL);
+    transport_group_begin(comm->transport);
+    if (rank > 0)
+        transport_recv(comm->transport, rank - 1, &byte, 1);
+    TRY(transport_group_end(comm->transport));
+    transport_group_begin(comm->transport);
+    if (rank < ranks - 1)
+        transport_send(comm->transport, rank + 1, &byte, 1);
+    return transport_group_end(comm->transport);
+}
+
+static void test_timeout_follows_the_chain(void **state) {
+    (void)state;
+    assert_int_equal(run(4, chain, NULL), FAULT);
+    assert_string_equal(error_line(), "rank 3: no answer from rank 0 for 0.1 s (comm.timeout_s)");
+}
+
+/* Two sizes in one message: an error, not a wrong tail. */
+static Status sizes_differ(Comm *comm, void *user) {
+    (void)user;
+    char data[100] = {0};
+    transport_group_begin(comm->transport);
+    if (comm_rank(comm) == 0)
+        transport_send(comm->transport, 1, data, 100);
+    else
+        transport_recv(comm->transport, 0, data, 60);
+    return transport_group_end(comm->transport);
+}
+
+static void test_sizes_differ(void **state) {
+    (void)state;
+    assert_int_equal(run(2, sizes_differ, NULL), FAULT);
+    assert_string_equal(error_line(), "rank 1: rank 0 sent 100 bytes where rank 1 expected 60");
+}
+
+/* A rank that never comes back cannot be ended; the process is, with the line of the one that noticed. */
+static Status one_is_stuck(Comm *comm, void *user) {
+    (void)user;
+    comm->transport->timeout_s = 0.1;
+    if (comm_rank(comm) == 1)
+        for (;;)
+            pause();
+    return comm_barrier(comm);
+}
+
+static void test_stuck_rank_ends_the_process(void **state) {
+    (void)state;
+    int channel[2];
+    char line[256] = "";
+    assert_int_equal(pipe(channel), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(channel[1], STDERR_FILENO);
+        close(channel[0]);
+        close(channel[1]);
+        CommConfig impatient = {.timeout_s = 1}; /* and that long it waits for the threads */
+        LoopConfig loop = {.ranks = 2};
+        comm_run(&impatient, &loop, OK, one_is_stuck, NULL);
+        _exit(99);
+    }
+    close(channel[1]);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(read(channel[0], line, sizeof line - 1) > 0);
+    close(channel[0]);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == FAULT);
+    assert_non_null(strstr(line, "rank 0: no answer from rank 1 for 0.1 s"));
+}
+
+static Status not_run(Comm *comm, void *user) {
+    (void)comm;
+    *(bool *)user = true;
+    return OK;
+}
+
+static void test_start_failures(void **state) {
+    (void)state;
+    bool ran = false;
+    CommConfig mpi = {.transport = 1, .timeout_s = 1};
+    LoopConfig loop = {.ranks = 2};
+    assert_refused(comm_run(&mpi, &loop, OK, not_run, &ran), "comm.transport = mpi: ");
+    assert_refused(comm_run(&config, &loop, bad_input("no config"), not_run, &ran), "no config");
+    assert_false(ran);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_exact_sums),
+    cmocka_unit_test(test_random_values),
+    cmocka_unit_test(test_subgroups),
+    cmocka_unit_test(test_messages),
+    cmocka_unit_test(test_scalars),
+    cmocka_unit_test(test_barrier),
+    cmocka_unit_test(test_chunks),
+    cmocka_unit_test(test_bytes),
+    cmocka_unit_test(test_nodes),
+    cmocka_unit_test(test_sync),
+    cmocka_unit_test(test_two_threads_mark),
+    cmocka_unit_test(test_native_refused_on_loop),
+    cmocka_unit_test(test_every_choice_is_a_collective),
+    cmocka_unit_test(test_verify),
+    cmocka_unit_test(test_agree),
+    cmocka_unit_test(test_agreed_failure_is_everybodys),
+    cmocka_unit_test(test_failing_rank_ends_all),
+    cmocka_unit_test(test_rank_that_ended_is_named),
+    cmocka_unit_test(test_timeout_names_the_late_rank),
+    cmocka_unit_test(test_timeout_follows_the_chain),
+    cmocka_unit_test(test_sizes_differ),
+    cmocka_unit_test(test_stuck_rank_ends_the_process),
+    cmocka_unit_test(test_start_failures),
+};
+
+CHECK_MAIN(tests)

@@ -1,0 +1,169 @@
+#!/bin/bash
+# ./train end to end on a tiny model and real text: ranks, accumulation and algorithms against one rank; determinism;
+# resume; the one clear line for bad input.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train} MPI=${MPI:-1}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+
+cat README.md docs/*.md comm/comm.h model/gpt2.h >"$work/text.txt"
+"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t "$work/text.txt" >/dev/null || { fail prepare; exit 1; }
+cat >"$work/t.cfg" <<CFG
+[model]
+layers = 2
+heads = 2
+channels = 32
+context = 40
+vocab = 257
+[data]
+train = $work/t_train_*.bin
+val = $work/t_val_*.bin
+tokenizer = bytes
+[train]
+seq_len = 32
+batch = 24
+global_batch = 768
+steps = 20
+val_every = 10
+val_batches = 2
+[optim]
+lr = 3e-3
+warmup = 5
+[run]
+threads = 1
+[comm]
+verify_every = 1
+CFG
+
+# train NAME RANKS HOW ARGS...: HOW is loop or mpi; out goes to $work/NAME
+train() {
+    local name=$1 ranks=$2 how=$3
+    shift 3
+    if [ "$how" = mpi ]; then
+        mpirun --oversubscribe -n "$ranks" "$TRAIN" "$work/t.cfg" run.out="$work/$name" "$@" >"$work/$name.log" 2>&1
+    else
+        "$TRAIN" "$work/t.cfg" run.out="$work/$name" loop.ranks="$ranks" "$@" >"$work/$name.log" 2>&1
+    fi || { fail "$name: exit $?"; tail -5 "$work/$name.log"; }
+}
+values() { grep -o "\"$2\":[^,}]*" "$work/$1/log.jsonl" | cut -d: -f2; }
+
+# same NAME REFERENCE KEY: values of all steps equal to 1e-5 relative; at least one, none missing, no NaN
+same() {
+    paste <(values "$2" "$3") <(values "$1" "$3") | awk -v name="$1 against $2: $3" '
+        { d = $1 - $2; if (d < 0) d = -d; if (NF != 2 || !(d <= 1e-5 * $1)) { print "FAIL: " name ", step " NR ": " $0; bad = 1 } }
+        END { if (NR == 0) { print "FAIL: " name ": no values"; bad = 1 } exit bad }' || failures=$((failures + 1))
+}
+
+echo "- ranks x accumulation x algorithm against one rank"
+train one 1 loop
+[ "$(values one loss | wc -l)" = 20 ] || fail "expected 20 steps"
+for ranks in 1 2 3 4; do
+    for micro in 1 2; do
+        for algorithm in naive native ring; do
+            how=loop
+            [ $MPI = 0 ] || { [ $algorithm = ring ] && [ $ranks = 3 ]; } || [ $micro = 2 ] || how=mpi
+            name=$algorithm.$ranks.$micro.$how
+            train $name $ranks $how comm.algorithm=$algorithm train.batch=$((24 / ranks / micro))
+            same $name one loss
+            same $name one grad_norm
+            same $name one val_loss
+        done
+    done
+done
+
+echo "- two runs give the same bits"
+train again 3 loop comm.algorithm=ring train.batch=8
+cmp "$work/again/model.bin" "$work/ring.3.1.loop/model.bin" || fail "two runs differ"
+
+echo "- recompute gives the same bits"
+train recompute 1 loop train.recompute=yes
+cmp "$work/recompute/model.bin" "$work/one/model.bin" || fail "recompute differs"
+
+echo "- resume is exact, also with other ranks"
+train whole 2 loop train.batch=12 train.save_every=5 train.keep=3
+[ "$(ls "$work/whole" | grep -c '^state_')" = 3 ] || fail "expected 3 checkpoints to be kept"
+cp -r "$work/whole" "$work/resumed"
+rm "$work/resumed"/*_000000{15,20}.bin "$work/resumed/model.bin"
+train resumed 2 loop train.batch=12 train.save_every=5 train.keep=3 run.resume=yes
+cmp "$work/resumed/model.bin" "$work/whole/model.bin" || fail "resume differs"
+cmp "$work/resumed/state_00000020.bin" "$work/whole/state_00000020.bin" || fail "resumed state differs"
+[ "$(values resumed loss)" = "$(values whole loss)" ] || fail "the resumed log differs"
+rm "$work/resumed"/*_000000{15,20}.bin
+train resumed 3 loop train.batch=8 run.resume=yes
+same resumed whole loss
+
+echo "- start from a model file"
+train first 1 loop train.steps=1 model.init="$work/one/model.bin"
+values first loss | awk -v last="$(values one loss | tail -1)" '{ exit !($1 < last * 1.2) }' || fail "init from a file"
+
+echo "- shards of 129 and 65 tokens, resume in the second"
+dd if="$work/t_train_000000.bin" bs=1 skip=1024 count=388 of="$work/tokens" 2>/dev/null
+shard() { # COUNT FILE [skip tokens]
+    { printf '\xc8\xd6\x34\x01\x01\0\0\0'; printf "\\x$(printf %02x $(($1 % 256)))\\x$(printf %02x $(($1 / 256)))\0\0"
+      head -c 1012 /dev/zero; dd if="$work/tokens" bs=2 skip="${3:-0}" count="$1" 2>/dev/null; } >"$2"
+}
+mkdir "$work/small"
+shard 129 "$work/small/a_train_0.bin"
+shard 65 "$work/small/a_train_1.bin" 129
+small="data.train=$work/small/a_train_*.bin train.batch=4 train.seq_len=8 train.global_batch=0 train.val_every=0"
+train small 1 loop $small train.steps=9 train.save_every=5
+cp -r "$work/small" "$work/small2" 2>/dev/null
+rm -f "$work/small/model.bin" "$work/small/"*_00000009.bin
+train small 1 loop $small train.steps=9 train.save_every=5 run.resume=yes
+cmp "$work/small/model.bin" "$work/small2/model.bin" || fail "resume in the second shard differs"
+
+# refused TEXT ARGS...: exit 2, one line on stderr that holds TEXT, no output folder
+refused() {
+    local text=$1 how
+    shift
+    for how in "" $([ $MPI = 0 ] || echo mpi); do
+        local command=("$TRAIN")
+        [ -z "$how" ] || command=(mpirun --oversubscribe -n 2 "$TRAIN")
+        "${command[@]}" "$@" run.out="$work/refused" >"$work/stdout" 2>"$work/stderr"
+        local code=$?
+        [ $code = 2 ] || fail "expected exit 2, found $code: $* $how"
+        # mpirun adds lines of its own; ours begin with the program's name
+        [ "$(grep -c '^train: ' "$work/stderr")" = 1 ] || { fail "expected one line: $* $how"; cat "$work/stderr"; }
+        grep -qF -- "$text" "$work/stderr" || { fail "expected '$text'"; cat "$work/stderr"; }
+        [ -n "$how" ] || [ "$(wc -l <"$work/stderr")" = 1 ] || { fail "more than one line: $*"; cat "$work/stderr"; }
+        [ ! -e "$work/refused" ] || fail "files were left behind: $*"
+    done
+}
+echo "- bad input"
+head -c 100 README.md >"$work/text100"
+head -c 2000 "$work/t_train_000000.bin" >"$work/short_train_0.bin"
+head -c 3000 "$work/one/model.bin" >"$work/short_model.bin"
+refused "expected a config file"
+refused "/nonexistent.cfg: cannot read" /nonexistent.cfg
+refused "unknown key 'batsh' in section [train]" "$work/t.cfg" train.batsh=3
+refused "train.batch: expected an integer in [1, 65536], found '0'" "$work/t.cfg" train.batch=0
+refused "expected a multiple of 64 tokens" "$work/t.cfg" train.batch=1 loop.ranks=2 train.global_batch=100 train.seq_len=32
+refused "no file matches" "$work/t.cfg" data.train="$work/none_*.bin"
+refused "make data" "$work/t.cfg" data.train="$work/none_*.bin"
+refused "text100" "$work/t.cfg" data.train="$work/text100"
+refused "short_train_0.bin" "$work/t.cfg" data.train="$work/short_train_*.bin"
+refused "t_train_000000.bin" "$work/t.cfg" data.tokenizer=none model.vocab=100
+refused "text100" "$work/t.cfg" model.init="$work/text100"
+refused "short_model.bin" "$work/t.cfg" model.init="$work/short_model.bin"
+refused "missing.bin" "$work/t.cfg" model.init="$work/missing.bin"
+refused "data.tokenizer: bytes has 257 tokens, the model 300" "$work/t.cfg" model.vocab=300
+refused "model.heads" "$work/t.cfg" model.heads=5
+refused "train.seq_len: expected at most the model's context, 40, found 64" "$work/t.cfg" train.seq_len=64
+refused "GB are free" "$work/t.cfg" model.layers=400 model.channels=8192 data.tokenizer=none
+refused "comm.algorithm: expected one of" "$work/t.cfg" comm.algorithm=magic
+"$TRAIN" "$work/t.cfg" run.out=/proc/tandem >"$work/stdout" 2>"$work/stderr"
+[ $? = 2 ] && grep -q "/proc/tandem: folder is not writable" "$work/stderr" || fail "a folder that is not writable"
+
+echo "- help and plan"
+"$TRAIN" --help >"$work/help" || fail "--help: exit $?"
+for key in threads global_batch weight_decay algorithm ranks jsonl; do
+    grep -q "^  $key " "$work/help" || fail "--help does not list $key"
+done
+"$TRAIN" --plan "$work/t.cfg" run.out="$work/plan" >"$work/stdout" || fail "--plan: exit $?"
+[ ! -e "$work/plan" ] && grep -q parameters "$work/stdout" || fail "--plan"
+
+[ $failures = 0 ] && echo "all passed"
+exit $((failures > 0))
