@@ -11,10 +11,12 @@
 
 enum { LINE_BYTES = 1024 };
 
+const char comm_algorithms[] = "auto|naive|native|ring";
+
 const Option comm_options[] = {
     {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop",
      .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads)"},
-    {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = "auto|naive|native|ring",
+    {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = comm_algorithms,
      .help = "all-reduce of gradients; native: the transport's own"},
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
      .help = "steps between comparisons of the ranks' parameters; 0: never"},

@@ -37,15 +37,16 @@ typedef struct Comm Comm;
 
 /* ---- life ---- */
 
-/* Before anything else in main(), also before the config is read. Under mpirun: starts MPI. */
+/* Before anything else in main(), also before the config is read. Under mpirun or srun: starts MPI. From here on the
+ * program should leave through comm_finish: an exit without it looks to mpirun like a crash. */
 Status comm_start(int *argc, char ***argv);
 
 typedef Status RankMain(Comm *comm, void *user);
 
 /* Forms the group and runs rank_main in every rank. `status` is the outcome of what this process did before, reading
  * its config above all: if it failed in any process, rank_main is not run and every process returns that failure.
- * Returns the first failing rank's Status, with its error line, in every process. A rank that fails while others wait
- * for it ends them all. */
+ * Returns the Status and error line of the first rank that failed. A failure that one rank alone knows gets "rank R: "
+ * in front and ends the others: threads at their next wait; processes when this one calls comm_finish. */
 Status comm_run(const CommConfig *config, const LoopConfig *loop, Status status, RankMain *rank_main, void *user);
 
 /* Last thing in main(): stops MPI, prints the error line once per group ("PROGRAM: line"), returns the exit code. */
@@ -86,7 +87,7 @@ typedef struct SyncStats { /* of the last step, this rank; bytes as counted at t
     int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
 } SyncStats;
 
-/* grads f32[table->elems], from comm_memory(); table and grads are borrowed. */
+/* grads f32[table->elems], from comm_memory(); table and grads are borrowed. Fails on every rank alike. */
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const ParamTable *table, float *grads);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL */
 

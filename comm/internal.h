@@ -18,6 +18,9 @@ struct Comm {
 
 enum { COMM_REDUCE_COUNT = 64 }; /* values that comm_reduce moves at a time */
 
+/* The choices of [comm] algorithm: auto, and the names of collectives. */
+extern const char comm_algorithms[];
+
 /* `transport` is borrowed and must outlive the comm. */
 Status comm_create(Comm **comm, Transport *transport);
 void comm_destroy(Comm *comm); /* not collective; accepts NULL and half-built ones */

@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct Sync {
     /* set once */
@@ -30,8 +31,9 @@ struct Sync {
 };
 
 static Status choose_collective(Sync *sync, const CommConfig *config) {
-    const char *name = option_choice(comm_options[1].choices, config->algorithm);
-    sync->collective = config->algorithm == 0 ? collective_auto(&sync->comm->world) : collective_find(name);
+    const char *name = option_choice(comm_algorithms, config->algorithm);
+    /* auto: fastest for whole gradients at every count of ranks that was measured, see docs/comm.md */
+    sync->collective = strcmp(name, "auto") == 0 ? &collective_ring : collective_find(name);
     assert(sync->collective); /* every choice but auto names one */
     return sync->collective->check ? sync->collective->check(&sync->comm->world) : OK;
 }

@@ -22,7 +22,7 @@ static void prepare(OpsContext *context, const OpsLimits *limits) {
     context->threads = omp_get_max_threads();
     size_t bytes = attention_cpu_scratch_bytes(limits, context->threads);
     bytes = larger(bytes, layernorm_cpu_scratch_bytes(limits));
-    context->scratch_bytes = larger(bytes, head_cpu_scratch_bytes(limits, context->threads));
+    context->scratch_bytes = larger(bytes, head_cpu_scratch_bytes(limits));
 }
 
 static void copy(OpsContext *context, void *to, const void *from, size_t bytes) {

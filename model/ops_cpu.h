@@ -73,10 +73,30 @@ static inline float row_max(const float *values, size_t count) {
     return max;
 }
 
+/* One thread's part of a matrix product. */
+typedef struct Tile {
+    Range rows, columns;
+} Tile;
+
+typedef struct Operand {
+    const float *at;
+    int stride; /* floats from row to row, as it lies in memory */
+    bool transposed;
+} Operand;
+
+static inline Operand plain(const float *at, int stride) { return (Operand){at, stride, false}; }
+static inline Operand transposed(const float *at, int stride) { return (Operand){at, stride, true}; }
+
+/* How `parts` threads share a result of rows x columns, so that BLAS packs little; see ops_cpu_linear.c. */
+Tile tile_of(int rows, int columns, int index, int parts);
+
+/* The tile of out (+)= a b, over k terms; by BLAS, in the calling thread alone. */
+void matmul_tile(Tile tile, float *out, int stride, Operand a, Operand b, int k, bool add);
+
 /* Bytes of scratch that each part of the device wants; a context has the largest of them. */
 size_t attention_cpu_scratch_bytes(const OpsLimits *limits, int threads);
 size_t layernorm_cpu_scratch_bytes(const OpsLimits *limits);
-size_t head_cpu_scratch_bytes(const OpsLimits *limits, int threads);
+size_t head_cpu_scratch_bytes(const OpsLimits *limits);
 
 /* Slots of ops_cpu; documented in ops.h. */
 void layernorm_forward_cpu(OpsContext *context, float *y, float *mean, float *rstd, const float *x, const float *w,

@@ -1,28 +1,96 @@
+/* Linear layers on the cpu. BLAS multiplies, single-threaded, each thread of our team on a tile of the result:
+ *
+ *     threads = down * across, tiles of (rows / down) x (columns / across)
+ *
+ * A call of BLAS copies ("packs") both its operands once, which is what a cut costs: (columns / across) * k floats of the right
+ * operand and (rows / down) * k of the left one, by every thread. The cut with the smaller weighted sum is taken; measured,
+ * a row of the left operand costs about four of the right one. What follows a product element by element
+ * (bias, residual, GELU and its slope) is done by the same thread on its own tile; bias and residual are stored first and the product
+ * added to them, which costs no more than the clearing that BLAS would do. */
 #include "model/ops_cpu.h"
 
 #include <cblas.h>
 #include <omp.h>
 
-static void matmul(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const float *a, int lda, const float *b,
-                   int ldb, float beta, float *c, int ldc) {
-    if (m > 0 && n > 0)
-        cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
+Tile tile_of(int rows, int columns, int index, int parts) {
+    enum { ROW_WEIGHT = 4, GRAIN = 16 };
+    int down = 1;
+    int64_t best = INT64_MAX;
+    for (int d = 1; d <= parts; d++) {
+        if (parts % d)
+            continue;
+        int64_t cost = (columns + parts / d - 1) / (parts / d) + (int64_t)ROW_WEIGHT * ((rows + d - 1) / d);
+        if (cost <= best) {
+            best = cost;
+            down = d;
+        }
+    }
+    int across = parts / down;
+    return (Tile){range_part(rows, rows >= GRAIN * down ? GRAIN : 1, index / across, down),
+                  range_part(columns, GRAIN, index % across, across)};
+}
+
+void matmul_tile(Tile tile, float *out, int stride, Operand a, Operand b, int k, bool add) {
+    int m = tile.rows.end - tile.rows.begin, n = tile.columns.end - tile.columns.begin;
+    if (m <= 0 || n <= 0)
+        return;
+    const float *left = a.at + (size_t)tile.rows.begin * (a.transposed ? 1 : (size_t)a.stride);
+    const float *right = b.at + (size_t)tile.columns.begin * (b.transposed ? (size_t)b.stride : 1);
+    float *result = out + (size_t)tile.rows.begin * (size_t)stride + tile.columns.begin;
+    if (m == 1 && !a.transposed && b.transposed) /* generation, a token at a time: nothing is worth packing */
+        cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1, right, b.stride, left, 1, add ? 1 : 0, result, 1);
+    else
+        cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans,
+                    m, n, k, 1, left, a.stride, right, b.stride, add ? 1 : 0, result, stride);
+}
+
+/* What the product will be added to: bias + residual, either of which may be NULL. */
+static void store_start(float *y, const float *b, const float *residual, Tile tile, int OC) {
+    for (int row = tile.rows.begin; row < tile.rows.end; row++)
+        for (int o = tile.columns.begin; o < tile.columns.end; o++) {
+            size_t at = (size_t)row * (size_t)OC + (size_t)o;
+            y[at] = (b ? b[o] : 0) + (residual ? residual[at] : 0);
+        }
+}
+
+static void store_gelu(float *restrict act, const float *restrict y, Tile tile, int OC) {
+    for (int row = tile.rows.begin; row < tile.rows.end; row++)
+        for (int o = tile.columns.begin; o < tile.columns.end; o++) {
+            size_t at = (size_t)row * (size_t)OC + (size_t)o;
+            act[at] = gelu(y[at]);
+        }
 }
 
 void linear_forward_cpu(OpsContext *context, float *y, float *act, const float *x, const float *w, const float *b,
                         const float *residual, int rows, int C, int OC) {
 #pragma omp parallel num_threads(context->threads)
     {
-        Range part = range_part(rows, 1, omp_get_thread_num(), omp_get_num_threads());
-        for (int row = part.begin; row < part.end; row++)
-            for (int o = 0; o < OC; o++)
-                y[(size_t)row * OC + o] = (b ? b[o] : 0) + (residual ? residual[(size_t)row * OC + o] : 0);
-        size_t at = (size_t)part.begin;
-        matmul(CblasNoTrans, CblasTrans, part.end - part.begin, OC, C, x + at * C, C, w, C, 1, y + at * OC, OC);
+        Tile tile = tile_of(rows, OC, omp_get_thread_num(), omp_get_num_threads());
+        bool start = b || residual;
+        if (start)
+            store_start(y, b, residual, tile, OC);
+        matmul_tile(tile, y, OC, plain(x, C), transposed(w, C), C, start);
         if (act)
-            for (size_t i = at * OC; i < (size_t)part.end * OC; i++)
-                act[i] = gelu(y[i]);
+            store_gelu(act, y, tile, OC);
     }
+}
+
+static void multiply_slope(float *restrict dx, const float *restrict pre, Tile tile, int C) {
+    for (int row = tile.rows.begin; row < tile.rows.end; row++)
+        for (int c = tile.columns.begin; c < tile.columns.end; c++) {
+            size_t at = (size_t)row * (size_t)C + (size_t)c;
+            dx[at] *= gelu_slope(pre[at]);
+        }
+}
+
+/* db (+)= sums of dy's columns; a thread has columns of its own and adds in the order of the rows. */
+static void sum_columns(float *restrict db, const float *restrict dy, Range columns, int rows, int OC,
+                        bool accumulate) {
+    for (int o = columns.begin; o < columns.end; o++)
+        db[o] = accumulate ? db[o] : 0;
+    for (int row = 0; row < rows; row++)
+        for (int o = columns.begin; o < columns.end; o++)
+            db[o] += dy[(size_t)row * (size_t)OC + (size_t)o];
 }
 
 void linear_backward_cpu(OpsContext *context, const LinearGrads *grads, const float *dy, const float *x, const float *w,
@@ -30,23 +98,13 @@ void linear_backward_cpu(OpsContext *context, const LinearGrads *grads, const fl
 #pragma omp parallel num_threads(context->threads)
     {
         int index = omp_get_thread_num(), parts = omp_get_num_threads();
-        Range part = range_part(rows, 1, index, parts);
-        size_t at = (size_t)part.begin;
-        matmul(CblasNoTrans, CblasNoTrans, part.end - part.begin, C, OC, dy + at * OC, OC, w, C, 0, grads->dx + at * C,
-               C);
+        Tile tile = tile_of(rows, C, index, parts);
+        matmul_tile(tile, grads->dx, C, plain(dy, OC), plain(w, C), OC, false);
         if (grads->gelu)
-            for (size_t i = at * C; i < (size_t)part.end * C; i++)
-                grads->dx[i] *= gelu_slope(grads->gelu[i]);
-        part = range_part(OC, 16, index, parts);
-        at = (size_t)part.begin;
-        matmul(CblasTrans, CblasNoTrans, part.end - part.begin, C, rows, dy + at, OC, x, C, grads->accumulate,
-               grads->dw + at * C, C);
-        if (grads->db) {
-            for (int o = part.begin; o < part.end; o++)
-                grads->db[o] = grads->accumulate ? grads->db[o] : 0;
-            for (int row = 0; row < rows; row++)
-                for (int o = part.begin; o < part.end; o++)
-                    grads->db[o] += dy[(size_t)row * OC + o];
-        }
+            multiply_slope(grads->dx, grads->gelu, tile, C);
+        matmul_tile(tile_of(OC, C, index, parts), grads->dw, C, transposed(dy, OC), plain(x, C), rows,
+                    grads->accumulate);
+        if (grads->db)
+            sum_columns(grads->db, dy, range_part(OC, 16, index, parts), rows, OC, grads->accumulate);
     }
 }

@@ -196,7 +196,7 @@ static void test_every_choice_is_a_collective(void **state) {
         assert_ok(config_assign(parsed, assignment));
         const Collective *collective = collective_find(case_collectives[i]);
         assert_non_null(collective);
-        assert_string_equal(collective->name, option_choice(comm_options[1].choices, filled.algorithm));
+        assert_string_equal(collective->name, option_choice(comm_algorithms, filled.algorithm));
     }
     config_destroy(parsed);
 }

@@ -12,11 +12,6 @@ const Collective *collective_find(const char *name) {
     return NULL;
 }
 
-const Collective *collective_auto(const Group *group) {
-    (void)group;
-    return &collective_ring;
-}
-
 int64_t chunk_start(int64_t elems, int parts, int i) {
     int64_t blocks = (elems + CHUNK_ALIGN_ELEMS - 1) / CHUNK_ALIGN_ELEMS;
     int64_t start = blocks * i / parts * CHUNK_ALIGN_ELEMS;

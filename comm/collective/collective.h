@@ -44,9 +44,6 @@ extern const Collective collective_naive, collective_native, collective_ring;
 /* NULL when there is none of that name. */
 const Collective *collective_find(const char *name);
 
-/* The one for [comm] algorithm = auto: see docs/comm.md. */
-const Collective *collective_auto(const Group *group);
-
 /* Cuts elems into `parts` slices: slice i is [chunk_start(i), chunk_start(i + 1)). Bounds are multiples of
  * CHUNK_ALIGN_ELEMS, so that a vector or a compressor's block never straddles one; slices may be empty. */
 enum { CHUNK_ALIGN_ELEMS = 4096 };

@@ -16,16 +16,15 @@
 
 #include "base/clock.h"
 
-#include <assert.h>
 #include <mpi.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <time.h>
 
-#define SPIN_S 1e-3
-#define SLEEP_MAX_S 1e-3
-#define HEARING_S 0.5
+#define SPIN_S 1e-3        /* shorter, and pieces that arrive every 0.1 ms find us asleep: docs/comm.md */
 #define SLEEP_SHARE 0.0625 /* of the time waited: what a sleep can add to it */
+#define SLEEP_MAX_S 1e-3
+#define HEARING_S 0.5 /* for the others to say whom they wait for */
 
 enum { WINDOW = 4, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 64 << 10 };
 enum { TAG_DATA, TAG_WAITING };
