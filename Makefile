@@ -16,10 +16,10 @@ LIBS   := openblas hwloc libcjson libpcre2-8
 WARN   := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(CI),-Werror)
 CFLAGS := -std=c11 $(OPT) -g -march=$(ARCH) -fno-math-errno -fopenmp $(WARN) -I. -MMD -MP \
           $(shell pkg-config --cflags $(LIBS) 2>/dev/null) $(EXTRA_CFLAGS)
-LDLIBS := $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih -lz -lm -fopenmp $(EXTRA_CFLAGS)
+LDLIBS := -Wl,--as-needed $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih -lz -lm -fopenmp $(EXTRA_CFLAGS)
 
 # Named kernels may reorder sums to use vectors. NaN and Inf keep their meaning everywhere.
-KERNELS := model/ops_cpu% optim/adamw.c
+KERNELS := model/ops_cpu%
 KERNEL_CFLAGS := -ffast-math -fno-finite-math-only -fno-unsafe-math-optimizations -fassociative-math -fno-signed-zeros \
                  -fno-trapping-math -freciprocal-math -ffp-contract=fast
 

@@ -97,6 +97,8 @@ static void find_tensors(Gpt2 *model, const ParamTable *table) {
 Status gpt2_create(Gpt2 **out, const Gpt2Config *config, const ParamTable *table, float *params, float *grads,
                    const Gpt2Options *options, const Ops *ops, const Allocator *memory) {
     assert(grads || !options->train);
+    *out = NULL;
+    TRY(ops->available());
     Gpt2 *model = *out = calloc(1, sizeof *model);
     Arena arena = {0};
     if (model && make_tables(model, config, options, ops)) {

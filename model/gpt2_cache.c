@@ -59,6 +59,8 @@ static bool make(Gpt2Cache *cache, const Gpt2Config *config, const Ops *ops, con
 
 Status gpt2_cache_create(Gpt2Cache **out, const Gpt2Config *config, const ParamTable *table, const float *params,
                          const Ops *ops, const Allocator *memory) {
+    *out = NULL;
+    TRY(ops->available());
     Gpt2Cache *cache = *out = calloc(1, sizeof *cache);
     size_t bytes = 0;
     if (!cache || !make(cache, config, ops, memory, &bytes)) {

@@ -10,6 +10,8 @@
 #ifndef MODEL_OPS_H
 #define MODEL_OPS_H
 
+#include "base/error.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -40,6 +42,9 @@ typedef struct LinearGrads {
 
 typedef struct Ops {
     const char *name;
+
+    /* OK, or FAULT with a line that says why the device cannot be used here. */
+    Status (*available)(void);
 
     /* Fills threads (the calling thread's OpenMP setting, for cpu) and scratch_bytes. Cheap. */
     void (*prepare)(OpsContext *context, const OpsLimits *limits);

@@ -14,6 +14,14 @@ static void single_threaded_blas(void) {
     omp_set_num_threads(threads); /* the openmp variant passes the number on to OpenMP */
 }
 
+/* Debian's serial build of OpenBLAS hands the same buffer to two threads that call it at once: wrong results, no error. */
+static Status available(void) {
+    if (openblas_get_parallel() == OPENBLAS_SEQUENTIAL)
+        return fault("cpu: this OpenBLAS is built without threads and cannot be called from several; select another one "
+                     "(libopenblas0-pthread or libopenblas0-openmp)");
+    return OK;
+}
+
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 
 static void prepare(OpsContext *context, const OpsLimits *limits) {
@@ -76,6 +84,7 @@ static double mean(OpsContext *context, const float *values, int count) {
 
 const Ops ops_cpu = {
     .name = "cpu",
+    .available = available,
     .prepare = prepare,
     .upload = copy,
     .download = copy,
