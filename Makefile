@@ -20,8 +20,7 @@ LDLIBS := -Wl,--as-needed $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih 
 
 # Named kernels may reorder sums to use vectors. NaN and Inf keep their meaning everywhere.
 KERNELS := model/ops_cpu%
-KERNEL_CFLAGS := -ffast-math -fno-finite-math-only -fno-unsafe-math-optimizations -fassociative-math -fno-signed-zeros \
-                 -fno-trapping-math -freciprocal-math -ffp-contract=fast
+KERNEL_CFLAGS := -fassociative-math -fno-signed-zeros -fno-trapping-math -freciprocal-math -ffp-contract=fast
 
 # Programs with a main of their own, everything else is in the library.
 PROGRAM_SOURCES := train.c generate.c data/prepare.c data/tokenize.c data/extract_text.c $(wildcard bench/*.c) tests/golden.c
@@ -83,7 +82,7 @@ lint: ## check who includes whom
 	@tests/lint.sh
 
 # ---- data and demo ----
-PACKAGES := gcc make pkg-config libopenblas-openmp-dev libhwloc-dev libinih-dev libcjson-dev libpcre2-dev zlib1g-dev \
+PACKAGES := gcc make pkg-config libopenblas-dev libhwloc-dev libinih-dev libcjson-dev libpcre2-dev zlib1g-dev \
             libcmocka-dev $(if $(filter 0,$(MPI)),,libopenmpi-dev openmpi-bin)
 .PHONY: deps data demo
 deps: ## install what is missing, by apt-get as root or with sudo

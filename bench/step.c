@@ -1,12 +1,13 @@
-/* build/step FILE.cfg [section.key=value ...]: one rank's training step (forward, backward, norm, clip, AdamW) by part, and
- * the share that it reaches of the machine's own sgemm rate.
+/* build/step FILE.cfg [section.key=value ...]: one rank's training step (forward, backward, norm, clip, AdamW) by
+ * part, and the share that it reaches of the machine's own sgemm rate.
  *
  *     fraction_of_sgemm = FLOPs of the step / step time / best sgemm rate
  *
- * FLOPs are gpt2_flops_per_token; time is the whole step's. The sgemm rate is that of plain calls of the BLAS in use, by all
- * threads, over the shapes of this model's own matmuls: per shape the median of rounds that alternate with the steps, then
- * the best of all shapes and of two ways to cut a product among the threads. Parts are timed by a table of operations
- * that wraps the device's, so the model runs as it always does. Tokens and initial parameters are random. */
+ * FLOPs are gpt2_flops_per_token; time is the whole step's. The sgemm rate is that of plain calls of the BLAS in use,
+ * by all threads, over the shapes of this model's own matmuls: per shape the median of rounds that alternate with the
+ * steps, then the best of all shapes and of two ways to cut a product among the threads. Parts are timed by a table
+ * of operations that wraps the device's, so the model runs as it always does. Tokens and initial parameters are
+ * random. */
 #include "base/clock.h"
 #include "base/machine.h"
 #include "base/memory.h"
@@ -312,7 +313,10 @@ static Status measure(Trainer *trainer, Sgemm *sgemm, const Gpt2Config *config, 
 
 static void report_parts(Results *results, const Gpt2Config *config, const StepOptions *options) {
     static const ReportColumn columns[] = {
-        {"part", "part", "%-18s"}, {"ms", "ms", "%.1f"}, {"share", "share", "%.3f"}, {"gflop_per_s", "GFLOP/s", "%.1f"}};
+        {"part", "part", "%-18s"},
+        {"ms", "ms", "%.1f"},
+        {"share", "share", "%.3f"},
+        {"gflop_per_s", "GFLOP/s", "%.1f"}};
     Report report = {.out = stdout, .json = options->json, .columns = columns, .count = 4};
     int rounds = (int)options->steps;
     double step_s = median(results->part_s[STEP], rounds);

@@ -1,8 +1,9 @@
 /* GPT-2's forward pass, the loss, and the memory of both passes.
  *
- * Per position and layer backward needs 16 C floats (ln1 C, qkv 3C, att C, mid C, ln2 C, fc 4C, act 4C, and the layer's
- * input C); with `recompute` only the input C is kept per layer, and one layer's 15 C in all. The head is never run over all
- * positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient replaces them. */
+ * Per position and layer backward needs 16 C floats (ln1 C, qkv 3C, att C, mid C, ln2 C, fc 4C, act 4C, and the
+ * layer's input C); with `recompute` only the input C is kept per layer, and one layer's 15 C in all. The head is
+ * never run over all positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient
+ * replaces them. */
 #include "model/gpt2_model.h"
 
 #include <assert.h>
@@ -33,7 +34,7 @@ static void carve_activations(Gpt2 *model, Arena *arena, size_t rows, size_t C) 
         model->acts[layer] = layer == 0 || keep_acts ? gpt2_layer_acts(arena, &model->config, rows) : model->acts[0];
     for (int layer = 0; layer <= L; layer++)
         model->stream[layer] =
-            layer < 2 || keep_stream ? arena_take(arena, rows * C, sizeof(float)) : model->stream[layer - 2];
+            layer == 0 || keep_stream ? arena_take(arena, rows * C, sizeof(float)) : model->stream[0];
     model->lnf = arena_take(arena, rows * C, sizeof(float));
     model->meanf = arena_take(arena, rows, sizeof(float));
     model->rstdf = arena_take(arena, rows, sizeof(float));

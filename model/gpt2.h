@@ -42,12 +42,13 @@ void gpt2_param_table(const Gpt2Config *config, ParamTable *table);
 /* Parameters without the padded rows of wte: GPT-2's usual count, 124,439,808 for the small one. */
 int64_t gpt2_param_count(const Gpt2Config *config);
 
-/* FLOPs of one training step (forward and backward) per token: 6 N for the matmuls (N = gpt2_param_count) plus causal attention counted
- * at half, 6 L T C. Recomputation is not counted. */
+/* FLOPs of one training step (forward and backward) per token: 6 N for the matmuls (N = gpt2_param_count) plus causal
+ * attention counted at half, 6 L T C. Recomputation is not counted. */
 double gpt2_flops_per_token(const Gpt2Config *config, int T);
 
-/* Draws N(0, 0.02), residual projections scaled by 1/sqrt(2L), gains 1, biases and padding 0. Each tensor in llm.c's order is a
- * stream of its own, so the result depends on seed and sizes only, not on threads. params f32[table->elems]. */
+/* Draws N(0, 0.02), residual projections scaled by 1/sqrt(2L), gains 1, biases and padding 0. Each tensor in llm.c's
+ * order is a stream of its own, so the result depends on seed and sizes only, not on threads. params
+ * f32[table->elems]. */
 void gpt2_init_random(const Gpt2Config *config, const ParamTable *table, uint64_t seed, float *params);
 
 typedef struct Gpt2 Gpt2;
@@ -55,14 +56,17 @@ typedef struct Gpt2 Gpt2;
 typedef struct Gpt2Options {
     int max_B, max_T; /* largest micro-batch that will be seen; activations are allocated for it */
     bool train;       /* false: forward and loss only, activations of one layer */
-    bool recompute;   /* keep each layer's input only and run its forward again in backward: less memory, about 1/3 more time */
+    bool recompute;   /* keep each layer's input only and run its forward again in backward: less memory, about
+                       * 1/3 more time, the same bits */
 } Gpt2Options;
 
-/* Bytes that gpt2_create will allocate for activations and scratch. Pure. */
+/* Bytes that gpt2_create will allocate for activations and scratch on the cpu, with the calling thread's number of
+ * OpenMP threads (each has some scratch). */
 size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *options);
 
-/* params and grads are flat f32[table->elems] arrays, borrowed; grads may be NULL when options->train is false. ops is
- * the device. All memory is allocated here, from `memory`; nothing is allocated in a step. FAULT when there is too little. */
+/* params and grads are flat f32[table->elems] arrays, borrowed; grads may be NULL when options->train is false. ops
+ * is the device. All memory is allocated here, from `memory`; nothing is allocated in a step. FAULT when there is too
+ * little. */
 Status gpt2_create(Gpt2 **model, const Gpt2Config *config, const ParamTable *table, float *params, float *grads,
                    const Gpt2Options *options, const Ops *ops, const Allocator *memory);
 void gpt2_destroy(Gpt2 *model); /* accepts NULL */
@@ -71,8 +75,8 @@ void gpt2_destroy(Gpt2 *model); /* accepts NULL */
  *   tokens i32[B*T], each in [0, V); B <= max_B, T <= max_T. */
 void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T);
 
-/* After gpt2_forward: mean cross-entropy, in nats per token, of the next tokens, targets i32[B*T]. Head and softmax run over chunks of
- * positions, so (B,T,V) is never held. NaN if any logit is NaN. */
+/* After gpt2_forward: mean cross-entropy, in nats per token, of the next tokens, targets i32[B*T]. Head and softmax
+ * run over chunks of positions, so (B,T,V) is never held. NaN if any logit is NaN. */
 double gpt2_loss(Gpt2 *model, const int *targets);
 
 /* After gpt2_forward: head (fused with the loss, so that logits are computed once), then layers in reverse.
@@ -94,8 +98,9 @@ Status gpt2_cache_create(Gpt2Cache **cache, const Gpt2Config *config, const Para
 void gpt2_cache_destroy(Gpt2Cache *cache); /* accepts NULL */
 void gpt2_cache_clear(Gpt2Cache *cache);   /* forget all tokens */
 
-/* Appends tokens[count] (count >= 1; prefill runs as one pass where count > 1) and returns the logits, f32[V], owned by the cache, that follow the
- * last one. Past `context` positions: asserts; the caller clears and refills with a recent window. */
+/* Appends tokens[count] (count >= 1; prefill runs as one pass where count > 1) and returns the logits, f32[V], owned
+ * by the cache, that follow the last one. Past `context` positions: asserts; the caller clears and refills with a
+ * recent window. */
 const float *gpt2_cache_append(Gpt2Cache *cache, const int *tokens, int count);
 int gpt2_cache_length(const Gpt2Cache *cache);
 

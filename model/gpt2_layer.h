@@ -4,8 +4,8 @@
 
 #include "model/gpt2.h"
 
-/* Hands out slices of one block of memory. With base NULL it only adds sizes up, so the pass that sizes and the pass that
- * carves are the same code. */
+/* Hands out slices of one block of memory. With base NULL it only adds sizes up, so the pass that sizes and the pass
+ * that carves are the same code. */
 typedef struct Arena {
     char *base;
     size_t bytes;

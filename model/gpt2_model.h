@@ -21,8 +21,8 @@ struct Gpt2 {
     /* rows = max_B * max_T */
     int *tokens, *targets;     /* [rows] */
     LayerActs *acts;           /* [L], all the same when only one layer's are kept */
-    float **stream;            /* [L+1]: residual stream before each layer and after the last, [rows][C]; two take turns when
-                                * not training */
+    float **stream;            /* [L+1]: residual stream before each layer and after the last, [rows][C]; one and the
+                                * same when not training */
     float *lnf, *meanf, *rstdf; /* final LayerNorm */
     float *losses;             /* [rows] */
     float *logits;             /* [head_rows][Vp] */

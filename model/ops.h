@@ -1,7 +1,7 @@
 /* What the model computes, one const table per device. gpt2.c says what happens in which order, a device says how.
  *
- * Every array is f32, row-major and dense, in the device's memory; `tokens` and `targets` are i32 in the device's memory
- * too. rows = B*T positions (or a chunk of them). Weights are [out][in], as in model/gpt2.h.
+ * Every array is f32, row-major and dense, in the device's memory; `tokens` and `targets` are i32 in the device's
+ * memory too. rows = B*T positions (or a chunk of them). Weights are [out][in], as in model/gpt2.h.
  *
  *   Bits    an operation's result depends on its inputs, its shapes and context->threads, never on timing: partial sums
  *           are taken over fixed parts and added in a fixed order, there are no atomics on floats.
@@ -63,7 +63,8 @@ typedef struct Ops {
     /* y = (x - mean) * rstd * w + b over each row; mean and rstd [rows] are kept for backward. eps 1e-5. */
     void (*layernorm_forward)(OpsContext *context, float *y, float *mean, float *rstd, const float *x, const float *w,
                               const float *b, int rows, int C);
-    /* dx is added to (`residual`: it holds the gradient that came round the block) or overwritten; dw, db by accumulate. */
+    /* dx is added to (`residual`: it holds the gradient that came round the block) or overwritten; dw, db by
+     * accumulate. */
     void (*layernorm_backward)(OpsContext *context, float *dx, float *dw, float *db, const float *dy, const float *x,
                                const float *mean, const float *rstd, const float *w, int rows, int C, bool residual,
                                bool accumulate);
@@ -82,16 +83,17 @@ typedef struct Ops {
     /* dqkv [B][T][3C], overwritten. */
     void (*attention_backward)(OpsContext *context, float *dqkv, const float *dy, const float *y, const float *qkv,
                                const float *lse, int B, int T, int C, int NH);
-    /* One sequence: stores k and v of the rows qkv [count][3C] as positions first..first+count-1 of cache [maxT][2C], and
-     * attends from each of these rows to the positions up to its own. y [count][C] */
+    /* One sequence: stores k and v of the rows qkv [count][3C] as positions first..first+count-1 of cache [maxT][2C],
+     * and attends from each of these rows to the positions up to its own. y [count][C] */
     void (*attention_cached)(OpsContext *context, float *y, float *cache, const float *qkv, int first, int count, int C,
                              int NH);
 
-    /* losses[row] = -log softmax(x wte^T)[target] over the V real tokens; logits [rows][Vp] is scratch of the caller. */
+    /* losses[row] = -log softmax(x wte^T)[target] over the V real tokens; logits [rows][Vp] is scratch of the
+     * caller. */
     void (*head_loss)(OpsContext *context, float *losses, float *logits, const float *x, const float *wte,
                       const int *targets, int rows, int C, int V, int Vp);
-    /* The same, with the gradients of scale * sum(losses): dx [rows][C] is overwritten, dwte [Vp][C] overwritten or added
-     * to; its padded rows get 0. */
+    /* The same, with the gradients of scale * sum(losses): dx [rows][C] is overwritten, dwte [Vp][C] overwritten or
+     * added to; its padded rows get 0. */
     void (*head_backward)(OpsContext *context, float *losses, float *logits, float *dx, float *dwte, const float *x,
                           const float *wte, const int *targets, int rows, int C, int V, int Vp, float scale,
                           bool accumulate);

@@ -14,11 +14,11 @@ static void single_threaded_blas(void) {
     omp_set_num_threads(threads); /* the openmp variant passes the number on to OpenMP */
 }
 
-/* Debian's serial build of OpenBLAS hands the same buffer to two threads that call it at once: wrong results, no error. */
+/* Debian's serial build of OpenBLAS is not safe when two threads call it at once: wrong results, no error. */
 static Status available(void) {
     if (openblas_get_parallel() == OPENBLAS_SEQUENTIAL)
-        return fault("cpu: this OpenBLAS is built without threads and cannot be called from several; select another one "
-                     "(libopenblas0-pthread or libopenblas0-openmp)");
+        return fault("cpu: this OpenBLAS is built without threads and cannot be called from several; "
+                     "select another one (libopenblas0-pthread or libopenblas0-openmp)");
     return OK;
 }
 
@@ -50,8 +50,8 @@ static void embedding_forward(OpsContext *context, float *x, const int *tokens, 
     }
 }
 
-/* A thread owns a slice of the channels in every row of both tables, so rows may repeat and the order of the sums is that
- * of the positions. */
+/* A thread owns a slice of the channels in every row of both tables, so rows may repeat and the order of the sums is
+ * that of the positions. */
 static void embedding_backward(OpsContext *context, float *dwte, float *dwpe, const float *dx, const int *tokens, int B,
                                int T, int C, int maxT, bool accumulate) {
 #pragma omp parallel num_threads(context->threads)

@@ -55,8 +55,8 @@ static inline float gelu_slope(float x) {
     return s + x * s * (1.0f - s) * two_root * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-/* The largest of values[count], count >= 1; whether a NaN among them is returned is not said. In lanes, because compilers
- * leave a plain loop scalar where NaN keeps its meaning. */
+/* The largest of values[count], count >= 1; whether a NaN among them is returned is not said. In lanes, because
+ * compilers leave a plain loop scalar where NaN keeps its meaning. */
 static inline float row_max(const float *values, size_t count) {
     enum { WIDTH = 16 };
     float lanes[WIDTH], max = values[0];

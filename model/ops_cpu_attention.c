@@ -1,14 +1,15 @@
-/* Causal attention on the cpu, a (sequence, head) per task. No (T,T) array is held: for each tile of TILE queries the scores
- * against all earlier keys, [TILE][T], stay in the thread's cache.
+/* Causal attention on the cpu, a (sequence, head) per task. No (T,T) array is held: for each tile of TILE queries the
+ * scores against all earlier keys, [TILE][T], stay in the thread's cache.
  *
  *   forward    S = Q K^T / sqrt(HS),  P = softmax(S),  y = P V;  kept for backward: lse = log sum exp of each row of S
  *   backward   S again, P = exp(S - lse),  dP = dy V^T,  dS = P (dP - rowsum(dy y)),
  *              dV += P^T dy,  dK += dS^T Q / sqrt(HS),  dQ = dS K / sqrt(HS)
  *
  * All products are sums of micro-kernels of MR x NC outputs held in registers. Its left operand is read element by
- * element (so a transpose costs nothing), its right one comes in panels [k][NC], into which each task copies its head's
- * slices of qkv once: those lie 3C floats apart, which is unkind to caches. Every product stops at the diagonal, to within MR rows
- * and NC columns, so the masked half is not computed. FLOPs: T^2 HS forward per factor 2, 2.5 times that backward. */
+ * element (so a transpose costs nothing), its right one comes in panels [k][NC], into which each task copies its
+ * head's slices of qkv once: those lie 3C floats apart, which is unkind to caches. Every product stops at the
+ * diagonal, to within MR rows and NC columns, so the masked half is not computed. FLOPs: T^2 HS forward per factor 2,
+ * 2.5 times that backward. */
 #include "model/ops_cpu.h"
 
 #include <assert.h>
@@ -48,8 +49,8 @@ static inline __attribute__((always_inline)) void micro(float *c, size_t ldc, co
     }
 }
 
-/* Sizes of one call, and where a thread's arrays begin in its scratch. T is padded to TILE, the head size to NC; padding is
- * zero in what is read as right operand. */
+/* Sizes of one call, and where a thread's arrays begin in its scratch. T is padded to TILE, the head size to NC;
+ * padding is zero in what is read as right operand. */
 typedef struct Shape {
     int T, C, NH, HS;
     size_t width, length; /* padded head size and T */

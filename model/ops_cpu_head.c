@@ -1,12 +1,13 @@
-/* The head on the cpu: logits, softmax, loss and gradients of a chunk of positions, in few passes over the logits, which are too
- * large for any cache.
+/* The head on the cpu: logits, softmax, loss and gradients of a chunk of positions, in few passes over the logits,
+ * which are too large for any cache.
  *
  *   z = x wte^T;   per row  e = exp(z - max z), sum = sum of e, loss = log sum - (z[target] - max z)
  *   dz = scale (e / sum - onehot) = s e'   with  s = scale / sum,  e' = e - sum * onehot
  *   dwte = dz^T x = e'^T (s x),   dx = dz wte = s (e' wte)
  *
- * So dz is never stored: e' replaces z in the one pass that exponentiates, and s scales x and dx, which are narrow. Until
- * it receives its own value, dx holds s x. Each row of z is read for its maximum and again right after, from L2. */
+ * So dz is never stored: e' replaces z in the one pass that exponentiates, and s scales x and dx, which are narrow.
+ * Until it receives its own value, dx holds s x. Each row of z is read for its maximum and again right after, from
+ * L2. */
 #include "model/ops_cpu.h"
 
 #include <omp.h>

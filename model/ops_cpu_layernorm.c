@@ -1,8 +1,8 @@
 /* LayerNorm on the cpu: one pass over memory per call; a row of x stays in L1 between its sums and its output.
  *
  * Backward, with xhat = (x - mean) rstd and g = dy w:   dx = rstd (g - mean(g) - xhat mean(g xhat)).
- * dw = sum over rows of dy xhat and db = sum of dy are taken over blocks of BLOCK rows into scratch, then added in block order:
- * their bits do not depend on the number of threads. */
+ * dw = sum over rows of dy xhat and db = sum of dy are taken over blocks of BLOCK rows into scratch, then added in
+ * block order: their bits do not depend on the number of threads. */
 #include "model/ops_cpu.h"
 
 #include <omp.h>

@@ -2,11 +2,11 @@
  *
  *     threads = down * across, tiles of (rows / down) x (columns / across)
  *
- * A call of BLAS copies ("packs") both its operands once, which is what a cut costs: (columns / across) * k floats of the right
- * operand and (rows / down) * k of the left one, by every thread. The cut with the smaller weighted sum is taken; measured,
- * a row of the left operand costs about four of the right one. What follows a product element by element
- * (bias, residual, GELU and its slope) is done by the same thread on its own tile; bias and residual are stored first and the product
- * added to them, which costs no more than the clearing that BLAS would do. */
+ * A call of BLAS copies ("packs") both its operands once, which is what a cut costs: (columns / across) * k floats of
+ * the right operand and (rows / down) * k of the left one, by every thread. The cut with the smaller weighted sum is
+ * taken; the weight is such that the faster cut wins for GPT-2's shapes (docs/speed.md). What follows a product
+ * element by element (bias, residual, GELU and its slope) is done by the same thread on its own tile; bias and
+ * residual are stored first and the product added to them, which costs no more than the clearing that BLAS would do. */
 #include "model/ops_cpu.h"
 
 #include <cblas.h>
@@ -30,6 +30,18 @@ Tile tile_of(int rows, int columns, int index, int parts) {
                   range_part(columns, GRAIN, index % across, across)};
 }
 
+/* One row, as in generation: every weight is used once, so nothing is worth packing and memory sets the pace. */
+static void multiply_row(float *restrict out, const float *restrict x, const float *restrict w, int stride, int n,
+                         int k, bool add) {
+    for (int column = 0; column < n; column++) {
+        const float *row = w + (size_t)column * (size_t)stride;
+        float sum = 0;
+        for (int i = 0; i < k; i++)
+            sum += x[i] * row[i];
+        out[column] = add ? out[column] + sum : sum;
+    }
+}
+
 void matmul_tile(Tile tile, float *out, int stride, Operand a, Operand b, int k, bool add) {
     int m = tile.rows.end - tile.rows.begin, n = tile.columns.end - tile.columns.begin;
     if (m <= 0 || n <= 0)
@@ -37,8 +49,8 @@ void matmul_tile(Tile tile, float *out, int stride, Operand a, Operand b, int k,
     const float *left = a.at + (size_t)tile.rows.begin * (a.transposed ? 1 : (size_t)a.stride);
     const float *right = b.at + (size_t)tile.columns.begin * (b.transposed ? (size_t)b.stride : 1);
     float *result = out + (size_t)tile.rows.begin * (size_t)stride + tile.columns.begin;
-    if (m == 1 && !a.transposed && b.transposed) /* generation, a token at a time: nothing is worth packing */
-        cblas_sgemv(CblasRowMajor, CblasNoTrans, n, k, 1, right, b.stride, left, 1, add ? 1 : 0, result, 1);
+    if (m == 1 && !a.transposed && b.transposed)
+        multiply_row(result, left, right, b.stride, n, k, add);
     else
         cblas_sgemm(CblasRowMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans,
                     m, n, k, 1, left, a.stride, right, b.stride, add ? 1 : 0, result, stride);

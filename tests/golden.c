@@ -4,8 +4,8 @@
  *   DIR/NAME_state.bin   inputs, targets, and for them logits, loss and every gradient
  *   DIR/NAME_train.txt   step, loss and gradient norm of AdamW steps on that same batch
  *
- * Logits and gradients must lie within 2e-5 + 1e-4 |reference|, losses and norms within 1e-5 relative. A row per tensor;
- * exit 1 when any is out of bounds, NaN included, 2 when the files are not what they should be. */
+ * Logits and gradients must lie within 2e-5 + 1e-4 |reference|, losses and norms within 1e-5 relative. A row per
+ * tensor; exit 1 when any is out of bounds, NaN included, 2 when the files are not what they should be. */
 #include "base/config.h"
 #include "base/file.h"
 #include "base/memory.h"

@@ -1,5 +1,6 @@
-/* The model as a whole: what must not change the result (recomputation, accumulation, chunks, cache), and the promises of
- * gpt2.h and base/param.h. Its gradients are held against float64 references by build/golden and test_ops. */
+/* The model as a whole: what must not change the result (recomputation, accumulation, chunks, cache), and the
+ * promises of gpt2.h and base/param.h. Its gradients are held against float64 references by build/golden and
+ * test_ops. */
 #include "base/memory.h"
 #include "base/random.h"
 #include "model/gpt2.h"
@@ -22,7 +23,8 @@ typedef struct Fixture {
     int tokens[ROWS], targets[ROWS];
 } Fixture;
 
-static void set_up_config(Fixture *fixture, const Gpt2Config *config, bool train, bool recompute, int max_B, int max_T) {
+static void set_up_config(Fixture *fixture, const Gpt2Config *config, bool train, bool recompute, int max_B,
+                          int max_T) {
     omp_set_num_threads(2);
     *fixture = (Fixture){0};
     gpt2_param_table(config, &fixture->table);
@@ -145,6 +147,8 @@ static void test_init(void **state) {
             assert_true(one[param->offset + j] == (gain ? 1.0f : 0.0f));
         for (int64_t j = drawn; j < param->elems; j++)
             assert_true(one[param->offset + j] == 0);
+        for (int other = 0; other < i && param->decay; other++) /* no two tensors draw the same numbers */
+            assert_true(one[param->offset] != one[table.params[other].offset]);
     }
     free(one), free(three);
     param_table_free(&table);

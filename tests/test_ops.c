@@ -1,5 +1,5 @@
-/* Every operation of the cpu device against the obvious loops in float64, on shapes that fit no vector and no tile, with
- * 1, 2 and 3 threads, overwriting and accumulating. Outputs and scratch start as NaN, so what is not written or
+/* Every operation of the cpu device against the obvious loops in float64, on shapes that fit no vector and no tile,
+ * with 1, 2 and 3 threads, overwriting and accumulating. Outputs and scratch start as NaN, so what is not written or
  * read too early fails; every operation runs twice and must give the same bits. */
 #include "base/memory.h"
 #include "base/random.h"
@@ -90,7 +90,8 @@ static void embedding_case(int B, int T, int C, int threads, bool accumulate) {
     size_t elems = (size_t)(rows * C), positions = (size_t)(maxT * C);
     float *wte = drawn((size_t)(V * C), 1, 1), *wpe = drawn(positions, 2, 1), *dx = drawn(elems, 3, 1);
     float *x = poisoned(elems), *dwte = drawn((size_t)(V * C), 4, 1), *dwpe = before(positions, accumulate);
-    double *x_ref = zeros(elems), *dwte_ref = zeros((size_t)(V * C)), *dwpe_ref = reference_start(positions, accumulate);
+    double *x_ref = zeros(elems), *dwte_ref = zeros((size_t)(V * C));
+    double *dwpe_ref = reference_start(positions, accumulate);
     int tokens[64];
     for (int i = 0; i < V * C; i++)
         dwte_ref[i] = (double)dwte[i];
@@ -414,8 +415,8 @@ static void test_attention(void **state) {
                 attention_case(2, lengths[length], 3, sizes[size], threads, 1, 1e-5);
 }
 
-/* Scores of some hundreds: exp without the maximum subtracted would overflow. Their rounding in f32, 64 products of up to
- * 144 each, is what the bound allows for. */
+/* Scores of some hundreds: exp without the maximum subtracted would overflow. Their rounding in f32, 64 products of
+ * up to 144 each, is what the bound allows for. */
 static void test_attention_large_scores(void **state) {
     (void)state;
     attention_case(1, 40, 1, 64, 1, 12, 5e-4);
@@ -465,7 +466,7 @@ static Head head_create(int rows, int C, int V, int Vp) {
     head.x = drawn((size_t)(rows * C), 1, 1);
     head.wte = drawn((size_t)(Vp * C), 2, 1);
     for (int i = V * C; i < Vp * C; i++)
-        head.wte[i] = 0;
+        head.wte[i] = 5; /* must not count, whatever it is */
     for (int row = 0; row < rows; row++)
         head.targets[row] = (int)(random_bits(7, 3, (uint64_t)row) % (uint64_t)V);
     head.targets[0] = V - 1; /* the last real token */
@@ -540,17 +541,22 @@ static void test_head(void **state) {
         }
 }
 
-/* Logits of +-1e4 neither overflow nor vanish, and one NaN makes its row's loss NaN and no other. */
+/* Logits of +-1e4 neither overflow nor vanish; a NaN anywhere in a row makes its loss NaN, and no other. */
 static void test_head_extremes(void **state) {
     (void)state;
     enum { ROWS = 3, C = 2, V = 4 };
-    float x[ROWS * C] = {1, 0, 0, 1, NAN, 0}, wte[V * C] = {1e4f, 0, 0, 0, -1e4f, 0, 0, 1}, losses[ROWS], logits[ROWS * V];
+    float x[ROWS * C] = {1, 0, 0, 1, NAN, 0}, wte[V * C] = {1e4f, 0, 0, 0, -1e4f, 0, 0, 1};
+    float losses[ROWS], logits[ROWS * V];
     int targets[ROWS] = {2, 3, 0};
     OpsContext context = context_create(1, ROWS, ROWS, C, 1);
     ops_cpu.head_loss(&context, losses, logits, x, wte, targets, ROWS, C, V, V);
     assert_close((double)losses[0], 2e4, 1e-2);
     assert_close((double)losses[1], log(3 + exp(1)) - 1, 1e-6);
     assert_true(isnan(losses[2]));
+    targets[0] = 3;
+    wte[2 * C] = NAN; /* a logit that is neither the first, the largest nor the target */
+    ops_cpu.head_loss(&context, losses, logits, x, wte, targets, 1, C, V, V);
+    assert_true(isnan(losses[0]));
     context_destroy(&context);
 }
 
