@@ -3,6 +3,7 @@
 #   MPI=0          leave MPI out: ranks are threads of one process
 #   ARCH=x86-64-v3 compile for other machines than this one (default: native)
 #   BUILD=folder   where objects and programs go (default: build)
+#   V=1            show the commands
 
 MPI   ?= 1
 ARCH  ?= native
@@ -34,6 +35,10 @@ CFLAGS += -DHAVE_MPI
 LINK := OMPI_CC=$(CC) $(MPICC)
 endif
 
+# Q hides a command behind a short line, V=1 shows it.
+Q := $(if $(V),,@)
+say = $(if $(V),,@echo '  $(1)')
+
 objects   = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
 PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out train,$(notdir $(basename $(PROGRAM_SOURCES)))))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SOURCES))
@@ -44,7 +49,8 @@ all: $(TRAIN) $(PROGRAMS) ## build ./train and the programs in build/
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS) $(if $(filter $(KERNELS),$<),$(KERNEL_CFLAGS)) -c $< -o $@
+	$(call say,cc    $<)
+	$(Q)$(CC) $(CFLAGS) $(if $(filter $(KERNELS),$<),$(KERNEL_CFLAGS)) -c $< -o $@
 $(BUILD)/obj/comm/transport/transport_mpi.o: CC := OMPI_CC=$(CC) $(MPICC)
 
 # Rebuild everything when flags change.
@@ -55,18 +61,21 @@ FORCE:
 
 $(LIBRARY): $(call objects,$(LIBRARY_SOURCES))
 	@rm -f $@
-	ar rcs $@ $^
+	$(Q)ar rcs $@ $^
 
 $(TRAIN): $(BUILD)/obj/train.o $(LIBRARY)
-	$(LINK) $^ $(LDLIBS) -o $@
+	$(call say,link  $@)
+	$(Q)$(LINK) $^ $(LDLIBS) -o $@
 define program
 $(BUILD)/$(notdir $(basename $(1))): $(BUILD)/obj/$(1:.c=.o) $(LIBRARY)
-	$$(LINK) $$^ $$(LDLIBS) -o $$@
+	$$(call say,link  $$@)
+	$$(Q)$$(LINK) $$^ $$(LDLIBS) -o $$@
 endef
 $(foreach source,$(filter-out train.c,$(PROGRAM_SOURCES)),$(eval $(call program,$(source))))
 $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 	@mkdir -p $(dir $@)
-	$(LINK) $^ $(LDLIBS) -lcmocka -o $@
+	$(call say,link  $@)
+	$(Q)$(LINK) $^ $(LDLIBS) -lcmocka -o $@
 .SECONDARY:
 
 # ---- tests ----
@@ -76,7 +85,7 @@ test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
 	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) tests/run.sh $(TEST)
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks as threads
-	@$(MAKE) test MPI=0 BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
+	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 lint: ## check who includes whom
 	@tests/lint.sh
