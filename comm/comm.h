@@ -20,14 +20,21 @@
 #include <stdint.h>
 
 typedef struct CommConfig {
-    int transport;        /* [comm] transport: auto|mpi|loop */
-    int algorithm;        /* auto|naive|native|ring */
-    int64_t verify_every; /* every so many steps all ranks compare a hash of their parameters; 0: never */
-    int64_t timeout_s;    /* a rank that waits longer for another one gives up, naming it */
+    int transport;          /* [comm] transport: auto|mpi|loop */
+    int algorithm;          /* auto, or the name of a collective */
+    bool leader;            /* hierarchical: one rank per node talks to other nodes, instead of each for its shard */
+    bool overlap;           /* buckets leave during backward; no: all of them after it */
+    int64_t bucket_bytes;   /* target; buckets are whole layers unless a layer is larger */
+    int64_t ranks_per_node; /* 0: as found; else ranks r with equal r / ranks_per_node count as one node */
+    int64_t verify_every;   /* every so many steps all ranks compare a hash of their parameters; 0: never */
+    int64_t timeout_s;      /* a rank that waits longer for another one gives up, naming it */
 } CommConfig;
 
 typedef struct LoopConfig {
-    int64_t ranks; /* [loop] ranks as threads when mpirun did not start us */
+    int64_t ranks;                                /* [loop] ranks as threads when mpirun did not start us */
+    double latency_inside_us, latency_between_us; /* every message arrives so much later */
+    double gb_per_s_inside, gb_per_s_between;     /* of a rank's link in its node, of a node's link to others; 0: no limit */
+    char faults[OPTION_TEXT];                     /* injected faults, for tests: see comm/transport/transport_loop.h */
 } LoopConfig;
 
 extern const Option comm_options[], loop_options[];
@@ -61,7 +68,7 @@ int comm_nodes(const Comm *comm);
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 const char *comm_transport_name(const Comm *comm);
 
-/* ---- memory in which gradients should be born (may be shared by the node's ranks) ---- */
+/* ---- memory in which gradients should be born: shared by the node's ranks. alloc is collective (same order and sizes), free is not ---- */
 const Allocator *comm_memory(Comm *comm);
 
 /* ---- scalars and small things; identical results on every rank ---- */
@@ -78,26 +85,46 @@ Status comm_agree(Comm *comm, Status status);
 /* FAULT naming the ranks unless data u8[bytes] is identical on all ranks. */
 Status comm_verify(Comm *comm, const void *data, size_t bytes, const char *what);
 
-/* ---- gradient synchronisation ---- */
+/* ---- gradient synchronisation ----
+ *
+ * The flat gradient is cut into buckets of whole layers, in the order in which backward finishes them. The comm thread takes
+ * bucket after bucket, each as soon as all of it is marked ready, and leaves the mean over ranks in its place: a picture is in
+ * docs/comm.md. The cut and the order are the same on every rank (compared by hash at the start), whatever the order of marks. */
 typedef struct Sync Sync;
 
 typedef struct SyncStats { /* of the last step, this rank; bytes as counted at the transport */
     double comm_ms;         /* at least one bucket was in flight */
-    double comm_exposed_ms; /* the part not covered by compute */
+    double comm_exposed_ms; /* how long sync_wait waited: the part not covered by compute */
     int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
 } SyncStats;
 
-/* grads f32[table->elems], from comm_memory(); table and grads are borrowed. Fails on every rank alike. */
+/* One bucket of the last step; times in ms since sync_begin. */
+typedef struct BucketStats {
+    int64_t offset, elems; /* of the flat gradient */
+    double ready_ms;       /* its last gradient was marked */
+    double start_ms, done_ms; /* in flight between these */
+    double exposed_ms;     /* of that, while sync_wait waited */
+    double predicted_ms;   /* by the cost model, from the links as measured at the start */
+} BucketStats;
+
+/* grads f32[table->elems], from comm_memory(); table and grads are borrowed. */
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const ParamTable *table, float *grads);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL */
 
-const char *sync_plan(const Sync *sync); /* one line for the run header, e.g. "ring, f32, blocking" */
+const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, buckets, overlap */
 
-/* A ReadyFn for gpt2_backward's last micro-step: user is the Sync. Not collective; any thread. */
+/* The backward whose gradients will be marked begins: with gradient accumulation the last micro-step's. Until sync_wait no other call of
+ * this Comm is allowed. */
+void sync_begin(Sync *sync);
+
+/* A ReadyFn for gpt2_backward: user is the Sync. Not collective; any thread. Each gradient once per step. */
 void sync_mark_ready(void *sync, int gradient);
 
-/* Returns when every gradient, all marked ready, holds the mean over ranks: identical bits on every rank. */
+/* Returns when every gradient holds the mean over ranks: identical bits on every rank. FAULT naming the gradient when one was not marked. */
 Status sync_wait(Sync *sync);
+
 SyncStats sync_stats(const Sync *sync);
+int sync_bucket_count(const Sync *sync);
+BucketStats sync_bucket(const Sync *sync, int bucket);
 
 #endif

@@ -26,14 +26,25 @@ typedef struct Group {
     int self; /* members[self] is this rank */
 } Group;
 
+/* What the links and the processor were measured to do (comm/calibrate.c). `inside` a node and `between` nodes. */
+typedef struct LinkCosts {
+    double latency_s[2];    /* alpha: of an empty message. [0] inside, [1] between */
+    double s_per_byte[2];   /* beta: of one rank's messages; between nodes, of one node's (its NIC) */
+    double add_s_per_byte;  /* gamma: reading, adding and storing one byte of f32 */
+    double copy_s_per_byte; /* memcpy from another rank's shared memory */
+} LinkCosts;
+
 typedef struct Collective {
     const char *name; /* as in [comm] algorithm */
 
     /* Optional: BAD_INPUT with a line that says what is missing, where this collective cannot run. */
     Status (*check)(const Group *group);
 
-    /* f32 values that allreduce needs besides data: bounded, whatever elems is. A pure function. */
-    int64_t (*scratch_elems)(int size, int64_t elems);
+    /* f32 values that allreduce needs besides data: bounded, whatever elems is. A pure function of size, nodes and elems. */
+    int64_t (*scratch_elems)(const Group *group, int64_t elems);
+
+    /* The cost model: seconds that allreduce should take. A pure function. Formulas: docs/comm.md. */
+    double (*predict_s)(const Group *group, int64_t elems, const LinkCosts *costs);
 
     /* scratch f32[scratch_elems(...)] may hold anything. No group of the transport may be open. */
     Status (*allreduce)(const Group *group, float *data, int64_t elems, float scale, float *scratch);

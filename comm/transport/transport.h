@@ -1,11 +1,16 @@
 /* A transport moves bytes between ranks. It knows nothing of gradients.
  *
- * Messages travel in groups: between transport_group_begin and transport_group_end a rank names all that it sends and
- * receives, and group_end returns when all of it is complete. Nothing in a group waits for anything else in it (full
- * duplex), so two ranks may send to each other, and a ring may turn, in one group. Between a pair of ranks messages
- * arrive in the order in which they were named. Both sides must name the same size, which may be 0 and may pass 4 GiB.
+ * Messages travel in groups: between transport_group_begin and transport_group_start a rank names all that it sends and
+ * receives. The group then travels while the rank does other things; transport_group_test and _wait complete it. Nothing
+ * in a group waits for anything else in it (full duplex), so two ranks may send to each other, and a ring may turn, in
+ * one group. Several groups may travel at a time. Between a pair of ranks messages arrive in the order in which they were
+ * named, whatever their groups. Both sides must name the same size, which may be 0 and may pass 4 GiB, under the same label.
+ *
+ *     begin  send recv ...  g = start        other work, test(g) now and then        wait(g)
  *
  * Groups are cut by each rank as it likes: what one sends in two groups another may receive in one.
+ *
+ * Ranks of one node can also read and write each other's memory where it was allocated by transport_share.
  *
  * One Transport belongs to one rank and is used by one thread at a time. */
 #ifndef COMM_TRANSPORT_TRANSPORT_H
@@ -55,13 +60,30 @@ struct Transport {
 
 /* ---- for the users of a transport ---- */
 
-/* Messages that one group may hold. */
-int transport_group_max(int ranks);
+/* Messages that all groups under way may hold together. */
+int transport_message_max(int ranks);
+
+/* The label of all messages named from now on. */
+void transport_label(Transport *transport, MessageLabel label);
 
 void transport_group_begin(Transport *transport);
 void transport_send(Transport *transport, int peer, const void *data, size_t bytes);
 void transport_recv(Transport *transport, int peer, void *data, size_t bytes);
-Status transport_group_end(Transport *transport);
+Ticket transport_group_start(Transport *transport); /* an empty group is complete at once */
+
+/* Moves on whatever can move, of all groups; *complete says whether this one has arrived. Never sleeps. */
+Status transport_group_test(Transport *transport, Ticket group, bool *complete);
+Status transport_group_wait(Transport *transport, Ticket group); /* sleeps or backs off */
+Status transport_group_end(Transport *transport); /* start and wait */
+
+/* Memory that the ranks of this node can reach: every rank of the transport calls it, in the same order, with the same size. 64-byte
+ * aligned, zeroed. Falls back to private memory where sharing is impossible. NULL: no memory. */
+void *transport_share(Transport *transport, size_t bytes);
+void transport_unshare(Transport *transport, void *memory); /* not collective; NULL allowed. Peers may no longer touch it */
+
+/* Where this rank finds what `peer` holds at the same place of its own shared memory as `mine` is in ours; NULL when peer is on another
+ * node, or `mine` not in shared memory. Who reads or writes there orders itself by messages. */
+void *transport_peer_ptr(Transport *transport, const void *mine, int peer);
 
 /* Returns when every rank has called it: ceil(log2(ranks)) groups of one empty message each way. */
 Status transport_barrier(Transport *transport);
