@@ -10,14 +10,15 @@ ARCH  ?= native
 BUILD ?= build
 TRAIN ?= train
 OPT   ?= -O3
+OPENMP ?= -fopenmp
 
 CC     := $(if $(filter default,$(origin CC)),gcc,$(CC))
 MPICC  ?= mpicc
 LIBS   := openblas hwloc libcjson libpcre2-8
 WARN   := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(CI),-Werror)
-CFLAGS := -std=c11 $(OPT) -g -march=$(ARCH) -fno-math-errno -fopenmp $(WARN) -I. -MMD -MP \
+CFLAGS := -std=c11 $(OPT) -g -march=$(ARCH) -fno-math-errno $(OPENMP) $(WARN) -I. -MMD -MP \
           $(shell pkg-config --cflags $(LIBS) 2>/dev/null) $(EXTRA_CFLAGS)
-LDLIBS := -Wl,--as-needed $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih -lz -lm -fopenmp $(EXTRA_CFLAGS)
+LDLIBS := -Wl,--as-needed $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih -lz -lm $(OPENMP) $(EXTRA_CFLAGS)
 
 # Named kernels may reorder sums to use vectors. NaN and Inf keep their meaning everywhere.
 KERNELS := model/ops_cpu%
@@ -87,6 +88,12 @@ test: deps ## build and run every test (TEST="names" for some)
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks as threads
 	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+# The comm room needs neither OpenMP nor BLAS, whose threads ThreadSanitizer cannot follow.
+TSAN_TESTS := test_comm test_transport test_collective test_sync
+tsan: ## the tests of comm under ThreadSanitizer, ranks as threads
+	@$(MAKE) --no-print-directory MPI=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS=-fsanitize=thread \
+	    $(TSAN_TESTS:%=build/tsan/tests/%)
+	@BUILD=build/tsan MPI=0 tests/run.sh $(TSAN_TESTS)
 lint: ## check who includes whom
 	@tests/lint.sh
 

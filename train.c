@@ -17,12 +17,14 @@
 #include "run/sample.h"
 #include "run/settings.h"
 #include "run/snapshot.h"
+#include "run/sync_table.h"
+#include "run/trace.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { RUNTIME_BYTES = 256 << 20 }; /* buffers of BLAS and MPI, the program itself */
+enum { RUNTIME_BYTES = 256 << 20, TRACE_EVENTS = 20000 }; /* buffers of BLAS and MPI, the program itself */
 
 typedef struct Trainer {
     const Settings *settings;
@@ -39,6 +41,7 @@ typedef struct Trainer {
     AdamW adamw;
     Sync *sync;
     Log *log;                        /* rank 0 */
+    Trace *trace;                    /* NULL without log.trace */
     int64_t step, position, skipped; /* done so far; position is the next sequence's */
 } Trainer;
 
@@ -106,7 +109,7 @@ static Status allocate(Trainer *t) {
     const Settings *s = t->settings;
     Gpt2Options options = model_options(t);
     size_t bytes = (size_t)t->table.elems * sizeof(float), tokens = (size_t)(s->train.batch * s->train.seq_len);
-    t->params = memory_alloc(comm_memory(t->comm), bytes);
+    t->params = memory_alloc(&host_memory, bytes);
     t->grads = memory_alloc(comm_memory(t->comm), bytes);
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
@@ -152,6 +155,8 @@ static Status open_log(Trainer *t) {
     TRY(folder_create(t->settings->run.out));
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
     log_fact(t->log, "sync", "%s", sync_plan(t->sync));
+    if (t->ranks > 1)
+        log_fact(t->log, "links", "%s; a comm thread per rank, on the rank's cores", sync_links(t->sync));
     if (t->step > 0)
         log_fact(t->log, "resume", "after step %lld", (long long)t->step);
     TRY(log_jsonl(t->log, t->settings->log.jsonl ? path : "", t->step));
@@ -161,9 +166,11 @@ static Status open_log(Trainer *t) {
 
 /* ---- the loop ---- */
 
-static double elapsed_ms(double *since_s) {
-    double now = clock_s(), ms = 1e3 * (now - *since_s);
-    *since_s = now;
+/* Ends a part of the step that began at *since_s; returns its ms. */
+static double lap(Trainer *t, const char *part, double *since_s) {
+    double now_s = clock_s(), ms = 1e3 * (now_s - *since_s);
+    trace_span(t->trace, TRACE_COMPUTE, part, t->step + 1, *since_s, now_s);
+    *since_s = now_s;
     return ms;
 }
 
@@ -176,18 +183,22 @@ static Status train_step(Trainer *t, StepLog *log) {
         bool last = micro == t->micro_steps - 1;
         int64_t mine = t->position + (micro * t->ranks + t->rank) * batch;
         TRY(loader_read(t->train_data, mine, batch, t->inputs, t->targets));
-        elapsed_ms(&mark_s);
+        lap(t, "load", &mark_s);
         gpt2_forward(t->model, t->inputs, batch, seq_len);
-        log->forward_ms += elapsed_ms(&mark_s);
+        log->forward_ms += lap(t, "forward", &mark_s);
+        if (last)
+            sync_begin(t->sync);
         loss += gpt2_backward(t->model, t->targets, 1.0f / (float)t->micro_steps, micro > 0,
                               last ? sync_mark_ready : NULL, t->sync);
-        log->backward_ms += elapsed_ms(&mark_s);
+        log->backward_ms += lap(t, "backward", &mark_s);
     }
+    double backward_end_s = mark_s;
     TRY(sync_wait(t->sync));
     loss /= (double)t->micro_steps * t->ranks;
     TRY(comm_reduce(t->comm, &loss, 1, COMM_SUM));
 
-    elapsed_ms(&mark_s);
+    lap(t, "wait for gradients", &mark_s);
+    trace_sync(t->trace, t->sync, &t->table, backward_end_s);
     log->lr = learning_rate(&s->optim, t->step, s->train.steps);
     log->grad_norm = grad_norm(t->grads, t->table.elems);
     if (isfinite(loss) && isfinite(log->grad_norm)) /* the same on all ranks, since loss and gradient are */
@@ -195,7 +206,7 @@ static Status train_step(Trainer *t, StepLog *log) {
                      t->grads);
     else
         t->skipped++;
-    log->update_ms = elapsed_ms(&mark_s);
+    log->update_ms = lap(t, "update", &mark_s);
 
     t->step++;
     t->position += t->global_sequences;
@@ -281,6 +292,7 @@ static Status finish(Trainer *t) {
     double flops_per_s = log_summary(t->log) * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
     if (s->run.peak_tflops > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
+    sync_table_print(t->sync);
     log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
     log_fact(t->log, "memory", "%.2f GB at most, rank 0", gb((double)machine_peak_rss()));
     log_fact(t->log, "model", "%s; try: build/generate %s \"Once upon a time\"", path, path);
@@ -301,13 +313,18 @@ static Status train(Trainer *t) {
     TRY(sync_create(&t->sync, t->comm, &t->settings->comm, &t->table, t->grads));
     TRY(initialise(t));
     TRY(comm_agree(t->comm, open_log(t)));
+    if (t->settings->log.trace[0])
+        TRY(trace_open(&t->trace, t->comm, TRACE_EVENTS));
     TRY(train_loop(t));
+    if (t->trace)
+        TRY(trace_write(t->trace, t->comm, t->settings->log.trace));
     return t->rank == 0 ? finish(t) : OK;
 }
 
 static Status run_rank(Comm *comm, void *settings) {
     Trainer t = {.settings = settings, .comm = comm, .rank = comm_rank(comm), .ranks = comm_ranks(comm)};
     Status status = train(&t);
+    trace_close(t.trace);
     log_close(t.log);
     sync_destroy(t.sync);
     adamw_destroy(&t.adamw);
@@ -315,7 +332,7 @@ static Status run_rank(Comm *comm, void *settings) {
     free(t.targets);
     free(t.inputs);
     memory_free(comm_memory(comm), t.grads);
-    memory_free(comm_memory(comm), t.params);
+    memory_free(&host_memory, t.params);
     param_table_free(&t.table);
     tokenizer_close(t.tokenizer);
     loader_close(t.val_data);

@@ -5,15 +5,15 @@
  *
  * FLOPs are gpt2_flops_per_token; time is the whole step's. The sgemm rate is that of plain calls of the BLAS in use,
  * by all threads, over the shapes of this model's own matmuls: per shape the median of rounds that alternate with the
- * steps, then the best of all shapes and of two ways to cut a product among the threads. Parts are timed by a table
- * of operations that wraps the device's, so the model runs as it always does. Tokens and initial parameters are
- * random. */
+ * steps, then the best of all shapes and of two ways to cut a product among the threads. Tokens and initial
+ * parameters are random. */
 #include "base/clock.h"
 #include "base/machine.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/report.h"
 #include "model/gpt2.h"
+#include "model/ops_timed.h"
 #include "optim/adamw.h"
 #include "run/settings.h"
 
@@ -44,62 +44,26 @@ static const char *const part_names[PARTS] = {
     "embedding",          "layernorm", "linear forward", "linear backward", "attention forward",
     "attention backward", "head",      "gradient norm",  "adamw",           "whole step"};
 
-static double part_s[PARTS]; /* of the present step; the program has one rank */
+static Part part_of(const char *op) {
+    static const struct {
+        const char *op;
+        Part part;
+    } parts[] = {{"layernorm_forward", LAYERNORM},
+                 {"layernorm_backward", LAYERNORM},
+                 {"linear_forward", LINEAR_FORWARD},
+                 {"linear_backward", LINEAR_BACKWARD},
+                 {"attention_forward", ATTENTION_FORWARD},
+                 {"attention_backward", ATTENTION_BACKWARD},
+                 {"head_backward", HEAD}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strcmp(op, parts[i].op) == 0)
+            return parts[i].part;
+    return EMBEDDING;
+}
 
-#define TIMED(part, slot, parameters, arguments)  \
-    static void timed_##slot parameters {         \
-        double start_s = clock_s();               \
-        ops_cpu.slot arguments;                   \
-        part_s[part] += clock_s() - start_s;      \
-    }
-
-TIMED(EMBEDDING, embedding_forward,
-      (OpsContext * c, float *x, const int *tokens, const float *wte, const float *wpe, int B, int T, int C),
-      (c, x, tokens, wte, wpe, B, T, C))
-TIMED(EMBEDDING, embedding_backward,
-      (OpsContext * c, float *dwte, float *dwpe, const float *dx, const int *tokens, int B, int T, int C, int maxT,
-       bool accumulate),
-      (c, dwte, dwpe, dx, tokens, B, T, C, maxT, accumulate))
-TIMED(LAYERNORM, layernorm_forward,
-      (OpsContext * c, float *y, float *mean, float *rstd, const float *x, const float *w, const float *b, int rows,
-       int C),
-      (c, y, mean, rstd, x, w, b, rows, C))
-TIMED(LAYERNORM, layernorm_backward,
-      (OpsContext * c, float *dx, float *dw, float *db, const float *dy, const float *x, const float *mean,
-       const float *rstd, const float *w, int rows, int C, bool residual, bool accumulate),
-      (c, dx, dw, db, dy, x, mean, rstd, w, rows, C, residual, accumulate))
-TIMED(LINEAR_FORWARD, linear_forward,
-      (OpsContext * c, float *y, float *gelu, const float *x, const float *w, const float *b, const float *residual,
-       int rows, int C, int OC),
-      (c, y, gelu, x, w, b, residual, rows, C, OC))
-TIMED(LINEAR_BACKWARD, linear_backward,
-      (OpsContext * c, const LinearGrads *grads, const float *dy, const float *x, const float *w, int rows, int C,
-       int OC),
-      (c, grads, dy, x, w, rows, C, OC))
-TIMED(ATTENTION_FORWARD, attention_forward,
-      (OpsContext * c, float *y, float *lse, const float *qkv, int B, int T, int C, int NH),
-      (c, y, lse, qkv, B, T, C, NH))
-TIMED(ATTENTION_BACKWARD, attention_backward,
-      (OpsContext * c, float *dqkv, const float *dy, const float *y, const float *qkv, const float *lse, int B, int T,
-       int C, int NH),
-      (c, dqkv, dy, y, qkv, lse, B, T, C, NH))
-TIMED(HEAD, head_backward,
-      (OpsContext * c, float *losses, float *logits, float *dx, float *dwte, const float *x, const float *wte,
-       const int *targets, int rows, int C, int V, int Vp, float scale, bool accumulate),
-      (c, losses, logits, dx, dwte, x, wte, targets, rows, C, V, Vp, scale, accumulate))
-
-static Ops timed_ops(void) {
-    Ops ops = ops_cpu;
-    ops.embedding_forward = timed_embedding_forward;
-    ops.embedding_backward = timed_embedding_backward;
-    ops.layernorm_forward = timed_layernorm_forward;
-    ops.layernorm_backward = timed_layernorm_backward;
-    ops.linear_forward = timed_linear_forward;
-    ops.linear_backward = timed_linear_backward;
-    ops.attention_forward = timed_attention_forward;
-    ops.attention_backward = timed_attention_backward;
-    ops.head_backward = timed_head_backward;
-    return ops;
+/* An OpTookFn: `parts` is f64[PARTS], seconds of the present step. */
+static void took(void *parts, const OpCall *call, double start_s, double end_s) {
+    ((double *)parts)[part_of(call->op)] += end_s - start_s;
 }
 
 /* FLOPs of a part in one step, as gpt2_flops_per_token counts them; 0 where time goes into memory traffic. */
@@ -233,7 +197,8 @@ typedef struct Trainer {
     ParamTable table;
     float *params, *grads;
     Gpt2 *model;
-    Ops ops;
+    TimedOps timed;
+    double part_s[PARTS]; /* of the present step */
     AdamW adamw;
     OptimConfig optim;
     int *tokens, *targets;
@@ -242,7 +207,8 @@ typedef struct Trainer {
 
 static Status trainer_create(Trainer *trainer, const Gpt2Config *config, const Gpt2Options *options,
                              const OptimConfig *optim) {
-    *trainer = (Trainer){.ops = timed_ops(), .optim = *optim, .B = options->max_B, .T = options->max_T};
+    *trainer = (Trainer){.optim = *optim, .B = options->max_B, .T = options->max_T};
+    timed_ops_init(&trainer->timed, &ops_cpu, took, trainer->part_s);
     size_t rows = (size_t)options->max_B * (size_t)options->max_T;
     gpt2_param_table(config, &trainer->table);
     trainer->params = memory_alloc(&host_memory, (size_t)trainer->table.elems * sizeof(float));
@@ -258,7 +224,7 @@ static Status trainer_create(Trainer *trainer, const Gpt2Config *config, const G
     }
     TRY(adamw_create(&trainer->adamw, &trainer->table, &host_memory));
     return gpt2_create(&trainer->model, config, &trainer->table, trainer->params, trainer->grads, options,
-                       &trainer->ops, &host_memory);
+                       &trainer->timed.ops, &host_memory);
 }
 
 static void trainer_destroy(Trainer *trainer) {
@@ -271,9 +237,9 @@ static void trainer_destroy(Trainer *trainer) {
     param_table_free(&trainer->table);
 }
 
-/* Fills part_s. */
+/* Fills trainer->part_s. */
 static void train_step(Trainer *trainer) {
-    memset(part_s, 0, sizeof part_s);
+    memset(trainer->part_s, 0, sizeof trainer->part_s);
     double start_s = clock_s();
     gpt2_forward(trainer->model, trainer->tokens, trainer->B, trainer->T);
     gpt2_backward(trainer->model, trainer->targets, 1, false, NULL, NULL);
@@ -282,9 +248,9 @@ static void train_step(Trainer *trainer) {
     double norm_s = clock_s();
     adamw_update(&trainer->adamw, &trainer->optim, trainer->optim.lr, scale, trainer->params, trainer->grads);
     double end_s = clock_s();
-    part_s[NORM] = norm_s - backward_s;
-    part_s[ADAMW] = end_s - norm_s;
-    part_s[STEP] = end_s - start_s;
+    trainer->part_s[NORM] = norm_s - backward_s;
+    trainer->part_s[ADAMW] = end_s - norm_s;
+    trainer->part_s[STEP] = end_s - start_s;
 }
 
 typedef struct StepOptions {
@@ -306,7 +272,7 @@ static Status measure(Trainer *trainer, Sgemm *sgemm, const Gpt2Config *config, 
         sgemm_round(sgemm, round);
         train_step(trainer);
         for (int part = 0; part < PARTS; part++)
-            results->part_s[part][round] = part_s[part];
+            results->part_s[part][round] = trainer->part_s[part];
     }
     return OK;
 }

@@ -1,6 +1,8 @@
 /* Ranks, and small things between them: everything here is a handful of messages, so each rank sends its part to all
  * others at once (one step) and computes the result itself, in rank order. Only broadcast, which may be large, is a
- * tree. Gradients go through sync.c. */
+ * tree. Gradients go through sync.c.
+ *
+ * All messages are sent by the comm thread: a call here is a job of it, and the caller waits. */
 #include "comm/internal.h"
 
 #include <assert.h>
@@ -11,13 +13,23 @@
 
 enum { LINE_BYTES = 1024 };
 
-const char comm_algorithms[] = "auto|naive|native|ring";
+const char comm_algorithms[] = "auto|naive|native|ring|tree|reduce_scatter|hierarchical";
 
 const Option comm_options[] = {
     {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop",
      .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads)"},
     {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = comm_algorithms,
      .help = "all-reduce of gradients; native: the transport's own"},
+    {"leader", OPTION_BOOL, offsetof(CommConfig, leader), "no",
+     .help = "hierarchical: one rank per node talks to other nodes, instead of each for its share"},
+    {"overlap", OPTION_BOOL, offsetof(CommConfig, overlap), "yes",
+     .help = "reduce gradients during backward; no: after it"},
+    {"bucket_bytes", OPTION_INT, offsetof(CommConfig, bucket_bytes), "25M", 4, 1e15,
+     .help = "gradients reduced at a time: whole layers, or slices of a larger one"},
+    {"ranks_per_node", OPTION_INT, offsetof(CommConfig, ranks_per_node), "0", 0, 1e6,
+     .help = "0: as found; else so many ranks in a row count as one node"},
+    {"calibrate", OPTION_BOOL, offsetof(CommConfig, calibrate), "yes",
+     .help = "measure the links at the start (up to half a second), to predict each bucket's time"},
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
      .help = "steps between comparisons of the ranks' parameters; 0: never"},
     {"timeout_s", OPTION_INT, offsetof(CommConfig, timeout_s), "300", 1, 1e6,
@@ -28,6 +40,16 @@ const int comm_option_count = sizeof comm_options / sizeof *comm_options;
 const Option loop_options[] = {
     {"ranks", OPTION_INT, offsetof(LoopConfig, ranks), "1", 1, 256,
      .help = "ranks as threads of this process, when mpirun did not start it"},
+    {"latency_inside_us", OPTION_FLOAT, offsetof(LoopConfig, latency_inside_us), "0", 0, 1e7,
+     .help = "every message inside a node arrives so much later"},
+    {"latency_between_us", OPTION_FLOAT, offsetof(LoopConfig, latency_between_us), "0", 0, 1e7,
+     .help = "the same between nodes"},
+    {"gb_per_s_inside", OPTION_FLOAT, offsetof(LoopConfig, gb_per_s_inside), "0", 0, 1e6,
+     .help = "of a rank's link in its node; 0: no limit"},
+    {"gb_per_s_between", OPTION_FLOAT, offsetof(LoopConfig, gb_per_s_between), "0", 0, 1e6,
+     .help = "of a node's link to the others; 0: no limit"},
+    {"faults", OPTION_STRING, offsetof(LoopConfig, faults), "",
+     .help = "injected faults, for tests: comm/transport/transport_loop.h"},
 };
 const int loop_option_count = sizeof loop_options / sizeof *loop_options;
 
@@ -36,6 +58,7 @@ const int loop_option_count = sizeof loop_options / sizeof *loop_options;
 static void find_local_ranks(Comm *comm) {
     const Transport *transport = comm->transport;
     int own = transport->node[transport->rank];
+    comm->nodes = comm->node = comm->local_rank = comm->local_ranks = 0;
     for (int rank = 0; rank < transport->ranks; rank++) {
         bool first_of_node = true;
         for (int before = 0; before < rank; before++)
@@ -49,6 +72,37 @@ static void find_local_ranks(Comm *comm) {
         }
     }
 }
+
+void comm_set_nodes(Comm *comm, int ranks_per_node) {
+    transport_set_nodes(comm->transport, ranks_per_node);
+    find_local_ranks(comm);
+}
+
+/* ---- memory ---- */
+
+typedef struct ShareJob {
+    Transport *transport;
+    size_t bytes;
+    void *memory;
+} ShareJob;
+
+static Status share_job(void *argument) {
+    ShareJob *job = argument;
+    job->memory = transport_share(job->transport, job->bytes);
+    return OK;
+}
+
+static void *share(void *context, size_t bytes) {
+    Comm *comm = context;
+    ShareJob job = {.transport = comm->transport, .bytes = bytes};
+    return engine_call(comm->engine, share_job, &job) == OK ? job.memory : NULL;
+}
+
+static void unshare(void *context, void *memory) { transport_unshare(((Comm *)context)->transport, memory); }
+
+const Allocator *comm_memory(Comm *comm) { return &comm->memory; }
+
+/* ---- life ---- */
 
 Status comm_create(Comm **result, Transport *transport) {
     Comm *comm = calloc(1, sizeof *comm);
@@ -64,12 +118,17 @@ Status comm_create(Comm **result, Transport *transport) {
     for (int rank = 0; rank < ranks; rank++)
         members[rank] = rank;
     find_local_ranks(comm);
-    return OK;
+    comm->memory = host_memory;
+    if (ranks == 1)
+        return OK;
+    comm->memory = (Allocator){share, unshare, comm};
+    return engine_create(&comm->engine);
 }
 
 void comm_destroy(Comm *comm) {
     if (!comm)
         return;
+    engine_destroy(comm->engine);
     free((int *)comm->world.members);
     free(comm->gathered);
     free(comm);
@@ -83,24 +142,39 @@ int comm_nodes(const Comm *comm) { return comm->nodes; }
 int comm_node(const Comm *comm) { return comm->node; }
 const char *comm_transport_name(const Comm *comm) { return comm->transport->ops->name; }
 
-const Allocator *comm_memory(Comm *comm) {
-    (void)comm;
-    return &host_memory;
-}
-
 /* ---- small things ---- */
 
-Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes) {
-    Transport *transport = comm->transport;
-    memcpy((char *)all + (size_t)transport->rank * bytes, mine, bytes);
+/* A message to or from the others, as a job of the comm thread. */
+typedef struct SmallJob {
+    Transport *transport;
+    const void *mine;
+    void *data;
+    size_t bytes;
+    int root;
+} SmallJob;
+
+static Status run_small(Comm *comm, EngineJob *job, SmallJob small) {
+    small.transport = comm->transport;
+    return comm->engine ? engine_call(comm->engine, job, &small) : job(&small);
+}
+
+static Status gather_job(void *argument) {
+    const SmallJob *job = argument;
+    Transport *transport = job->transport;
+    char *all = job->data;
+    memcpy(all + (size_t)transport->rank * job->bytes, job->mine, job->bytes);
     transport_group_begin(transport);
     for (int i = 1; i < transport->ranks; i++) {
         int to = (transport->rank + i) % transport->ranks;
         int from = (transport->rank + transport->ranks - i) % transport->ranks;
-        transport_send(transport, to, mine, bytes);
-        transport_recv(transport, from, (char *)all + (size_t)from * bytes, bytes);
+        transport_send(transport, to, job->mine, job->bytes);
+        transport_recv(transport, from, all + (size_t)from * job->bytes, job->bytes);
     }
     return transport_group_end(transport);
+}
+
+Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes) {
+    return run_small(comm, gather_job, (SmallJob){.mine = mine, .data = all, .bytes = bytes});
 }
 
 static Status reduce_some(Comm *comm, double *values, int count, CommOp op) {
@@ -127,23 +201,30 @@ Status comm_reduce(Comm *comm, double *values, int count, CommOp op) {
 
 /* Binomial tree: the rank that is `place` behind the root receives from the one with its lowest set bit cleared, then
  * serves those below it, the largest subtree first. */
-Status comm_broadcast(Comm *comm, void *data, size_t bytes, int root) {
-    Transport *transport = comm->transport;
-    int ranks = transport->ranks, place = (transport->rank - root + ranks) % ranks, bit = 1;
+static Status broadcast_job(void *argument) {
+    const SmallJob *job = argument;
+    Transport *transport = job->transport;
+    int ranks = transport->ranks, place = (transport->rank - job->root + ranks) % ranks, bit = 1;
     while (bit < ranks && !(place & bit))
         bit *= 2;
     transport_group_begin(transport);
     if (place > 0)
-        transport_recv(transport, (place - bit + root) % ranks, data, bytes);
+        transport_recv(transport, (place - bit + job->root) % ranks, job->data, job->bytes);
     TRY(transport_group_end(transport));
     transport_group_begin(transport);
     for (bit /= 2; bit > 0; bit /= 2)
         if (place + bit < ranks)
-            transport_send(transport, (place + bit + root) % ranks, data, bytes);
+            transport_send(transport, (place + bit + job->root) % ranks, job->data, job->bytes);
     return transport_group_end(transport);
 }
 
-Status comm_barrier(Comm *comm) { return transport_barrier(comm->transport); }
+Status comm_broadcast(Comm *comm, void *data, size_t bytes, int root) {
+    return run_small(comm, broadcast_job, (SmallJob){.data = data, .bytes = bytes, .root = root});
+}
+
+static Status barrier_job(void *argument) { return transport_barrier(((const SmallJob *)argument)->transport); }
+
+Status comm_barrier(Comm *comm) { return run_small(comm, barrier_job, (SmallJob){0}); }
 
 /* ---- one outcome for all ---- */
 
@@ -165,8 +246,8 @@ Status comm_agree(Comm *comm, Status status) {
     return error_restore(agreed, line);
 }
 
-/* Changes with every single change of one word: each lane is a chain of bijections, and so is their combination. */
-static uint64_t hash_bytes(const void *data, size_t bytes) {
+/* Each lane is a chain of bijections, and so is their combination. */
+uint64_t comm_hash(const void *data, size_t bytes) {
     enum { LANES = 4, WORD = 8 };
     const uint64_t odd = 0x9e3779b97f4a7c15u;
     uint64_t lane[LANES] = {1, 2, 3, 4}, hash = bytes, word;
@@ -211,7 +292,7 @@ static void list_differing(const uint64_t *values, int count, uint64_t right, ch
 
 Status comm_verify(Comm *comm, const void *data, size_t bytes, const char *what) {
     int ranks = comm_ranks(comm);
-    uint64_t mine = hash_bytes(data, bytes), *hashes = (uint64_t *)(void *)comm->gathered;
+    uint64_t mine = comm_hash(data, bytes), *hashes = (uint64_t *)(void *)comm->gathered;
     static_assert(sizeof(uint64_t) == sizeof *comm->gathered, "hashes take the place of values");
     TRY(comm_gather(comm, &mine, hashes, sizeof mine));
     int reference = most_frequent(hashes, ranks);

@@ -26,6 +26,7 @@ typedef struct CommConfig {
     bool overlap;           /* buckets leave during backward; no: all of them after it */
     int64_t bucket_bytes;   /* target; buckets are whole layers unless a layer is larger */
     int64_t ranks_per_node; /* 0: as found; else ranks r with equal r / ranks_per_node count as one node */
+    bool calibrate;         /* measure the links at the start, for the predictions */
     int64_t verify_every;   /* every so many steps all ranks compare a hash of their parameters; 0: never */
     int64_t timeout_s;      /* a rank that waits longer for another one gives up, naming it */
 } CommConfig;
@@ -104,7 +105,7 @@ typedef struct BucketStats {
     double ready_ms;       /* its last gradient was marked */
     double start_ms, done_ms; /* in flight between these */
     double exposed_ms;     /* of that, while sync_wait waited */
-    double predicted_ms;   /* by the cost model, from the links as measured at the start */
+    double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */
 } BucketStats;
 
 /* grads f32[table->elems], from comm_memory(); table and grads are borrowed. */
@@ -124,7 +125,14 @@ void sync_mark_ready(void *sync, int gradient);
 Status sync_wait(Sync *sync);
 
 SyncStats sync_stats(const Sync *sync);
-int sync_bucket_count(const Sync *sync);
-BucketStats sync_bucket(const Sync *sync, int bucket);
+int sync_bucket_count(const Sync *sync);                   /* 0 with one rank */
+BucketStats sync_bucket(const Sync *sync, int bucket);     /* of the last step */
+BucketStats sync_bucket_mean(const Sync *sync, int bucket); /* over all steps but the first */
+double sync_ready_ms(const Sync *sync, int gradient);      /* when it was marked in the last step, since sync_begin */
+double sync_begin_s(const Sync *sync);                     /* of the last step, on clock_s()'s scale */
+
+/* The links as measured by sync_create, as text: "inside a node 1.2 us, 8.10 GB/s; between nodes ...". */
+const char *sync_links(const Sync *sync);
+double sync_cpu_s(const Sync *sync); /* CPU seconds of the comm thread so far */
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "comm/collective/collective.h"
 #include "comm/comm.h"
+#include "comm/engine.h"
 #include "comm/transport/transport.h"
 
 struct Comm {
@@ -11,6 +12,8 @@ struct Comm {
     Transport *transport; /* borrowed */
     Group world;
     int local_rank, local_ranks, node, nodes;
+    Engine *engine; /* owned; NULL with a single rank */
+    Allocator memory; /* what comm_memory returns */
     /* of the rank */
     double *gathered;    /* f64[ranks][COMM_REDUCE_COUNT], owned */
     bool outcome_shared; /* the last failure is known to every rank, which returns the same one */
@@ -23,6 +26,12 @@ extern const char comm_algorithms[];
 
 /* `transport` is borrowed and must outlive the comm. */
 Status comm_create(Comm **comm, Transport *transport);
+
+/* Overrides which ranks share a node: [comm] ranks_per_node. Every rank alike. */
+void comm_set_nodes(Comm *comm, int ranks_per_node);
 void comm_destroy(Comm *comm); /* not collective; accepts NULL and half-built ones */
+
+/* 64 bits of data u8[bytes]; any change of a single word changes it. */
+uint64_t comm_hash(const void *data, size_t bytes);
 
 #endif

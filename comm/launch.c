@@ -44,7 +44,7 @@ static Status run_rank(Comm *comm, RankMain *rank_main, void *user) {
 
 typedef struct RankThread {
     LoopWorld *world;
-    int rank;
+    int rank, ranks_per_node;
     RankMain *rank_main;
     void *user;
     pthread_t thread;
@@ -54,8 +54,10 @@ static void *rank_thread(void *argument) {
     RankThread *self = argument;
     Comm *comm;
     Status status = comm_create(&comm, loop_transport(self->world, self->rank));
-    if (status == OK)
+    if (status == OK) {
+        comm_set_nodes(comm, self->ranks_per_node);
         status = run_rank(comm, self->rank_main, self->user);
+    }
     comm_destroy(comm);
     loop_leave(self->world, self->rank, status);
     return NULL;
@@ -84,12 +86,14 @@ static Status wait_for_threads(LoopWorld *world, double timeout_s) {
     return status;
 }
 
-static Status run_threads(LoopWorld *world, int ranks, double timeout_s, RankMain *rank_main, void *user) {
+static Status run_threads(LoopWorld *world, int ranks, const CommConfig *config, RankMain *rank_main, void *user) {
+    double timeout_s = (double)config->timeout_s;
     RankThread *threads = calloc((size_t)ranks, sizeof *threads);
     if (!threads)
         return fault("no memory for %d ranks", ranks);
     for (int rank = 0; rank < ranks; rank++)
-        threads[rank] = (RankThread){.world = world, .rank = rank, .rank_main = rank_main, .user = user};
+        threads[rank] = (RankThread){.world = world, .rank = rank, .ranks_per_node = (int)config->ranks_per_node,
+                                     .rank_main = rank_main, .user = user};
     if (ranks == 1) { /* no need to leave the main thread */
         rank_thread(&threads[0]);
         free(threads);
@@ -106,8 +110,13 @@ static Status run_threads(LoopWorld *world, int ranks, double timeout_s, RankMai
 static Status run_loop(const CommConfig *config, const LoopConfig *loop, RankMain *rank_main, void *user) {
     LoopWorld *world;
     Status status = loop_create(&world, (int)loop->ranks, (double)config->timeout_s);
+    if (status == OK) {
+        loop_set_links(world, &(LoopLinks){loop->latency_inside_us, loop->latency_between_us, loop->gb_per_s_inside,
+                                           loop->gb_per_s_between});
+        status = loop_set_faults(world, loop->faults);
+    }
     if (status == OK)
-        status = run_threads(world, (int)loop->ranks, (double)config->timeout_s, rank_main, user);
+        status = run_threads(world, (int)loop->ranks, config, rank_main, user);
     loop_destroy(world);
     return status;
 }
@@ -116,6 +125,7 @@ static Status run_loop(const CommConfig *config, const LoopConfig *loop, RankMai
 
 static Status run_process(Comm *comm, const CommConfig *config, RankMain *rank_main, void *user) {
     comm->transport->timeout_s = (double)config->timeout_s;
+    comm_set_nodes(comm, (int)config->ranks_per_node);
     TRY(run_rank(comm, rank_main, user));
     return comm_barrier(comm); /* a rank that is done waits here, at less cost than MPI_Finalize's waiting */
 }

@@ -73,6 +73,7 @@ static bool make_tables(Gpt2 *model, const Gpt2Config *config, const Gpt2Options
     model->acts = calloc(L, sizeof *model->acts);
     model->stream = calloc(L + 1, sizeof *model->stream);
     OpsLimits limits = limits_of(config, options);
+    model->context.state = ops->state;
     ops->prepare(&model->context, &limits);
     return model->offsets && model->acts && model->stream;
 }
@@ -140,6 +141,7 @@ void gpt2_model_layer(Gpt2 *model, int layer, float *out) {
                     .T = model->T,
                     .C = model->config.channels,
                     .NH = model->config.heads};
+    model->context.layer = layer;
     gpt2_layer_forward(&run, &model->offsets[layer], &model->acts[layer], model->stream[layer], out);
 }
 
@@ -152,9 +154,11 @@ void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T) {
     model->B = B;
     model->T = T;
     ops->upload(context, model->tokens, tokens, (size_t)B * (size_t)T * sizeof *tokens);
+    context->layer = -1;
     ops->embedding_forward(context, model->stream[0], model->tokens, params + model->wte, params + model->wpe, B, T, C);
     for (int layer = 0; layer < L; layer++)
         gpt2_model_layer(model, layer, model->stream[layer + 1]);
+    context->layer = -1;
     ops->layernorm_forward(context, model->lnf, model->meanf, model->rstdf, model->stream[L], params + model->lnfw,
                            params + model->lnfb, B * T, C);
 }

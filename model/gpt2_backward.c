@@ -64,6 +64,7 @@ static void backward_layer(Pass *pass, int layer) {
     const LayerActs *acts = &model->acts[layer];
     float *dstream = model->dstream, *dnarrow = model->dnarrow, *dwide = model->dwide;
     int C = pass->C;
+    pass->context->layer = layer;
 
     linear(pass, dwide, acts->fc, dstream, acts->act, at->fcprojw, at->fcprojb, 4 * C, C);
     announce(pass);
@@ -99,6 +100,7 @@ double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool acc
             gpt2_model_layer(model, layer, model->dwide);
         backward_layer(&pass, layer);
     }
+    pass.context->layer = -1;
     pass.ops->embedding_backward(pass.context, model->grads + model->wte, model->grads + model->wpe, model->dstream,
                                  model->tokens, model->B, model->T, pass.C, model->config.context, accumulate);
     announce(&pass); /* wpe */

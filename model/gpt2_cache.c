@@ -49,6 +49,7 @@ static bool make(Gpt2Cache *cache, const Gpt2Config *config, const Ops *ops, con
     cache->offsets = calloc((size_t)config->layers, sizeof *cache->offsets);
     cache->host_logits = calloc((size_t)config->vocab, sizeof *cache->host_logits);
     OpsLimits limits = {.rows = config->context, .T = config->context, .C = config->channels, .NH = config->heads};
+    cache->context.state = ops->state;
     ops->prepare(&cache->context, &limits);
     Arena arena = {0};
     carve(cache, &arena);

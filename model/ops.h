@@ -29,6 +29,8 @@ typedef struct OpsContext {
     int threads;          /* set by prepare: threads that share each operation */
     size_t scratch_bytes; /* set by prepare */
     void *scratch;        /* 64-byte aligned, scratch_bytes; brought by the caller */
+    void *state;          /* ops->state, set by the caller before prepare */
+    int layer;            /* whose operations run now, set by the caller; -1: embedding, final LayerNorm, head */
 } OpsContext;
 
 /* What a linear layer's backward needs to know of the layer's input. */
@@ -42,6 +44,7 @@ typedef struct LinearGrads {
 
 typedef struct Ops {
     const char *name;
+    void *state; /* what the device knows of the rank that uses this table, borrowed; NULL where there is nothing */
 
     /* OK, or FAULT with a line that says why the device cannot be used here. */
     Status (*available)(void);
@@ -103,5 +106,6 @@ typedef struct Ops {
 } Ops;
 
 extern const Ops ops_cpu; /* BLAS and OpenMP; context->threads threads */
+/* Others: replay (model/ops_replay.h), which only takes time, and any device with a watch on it (model/ops_timed.h). */
 
 #endif

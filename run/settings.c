@@ -56,6 +56,7 @@ static const Option train_options[] = {
 static const Option log_options[] = {
     BOOL(LogSettings, jsonl, "yes", "write run.out/log.jsonl, one object per step"),
     INT(LogSettings, every, 1, 1e9, "10", "a line per so many steps on the terminal"),
+    STRING(LogSettings, trace, "", "file for a Chrome trace of the first steps, opens in Perfetto; none: off"),
 };
 
 static Status read_arguments(Settings *settings, int argc, char **argv) {

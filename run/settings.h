@@ -39,6 +39,7 @@ typedef struct TrainSettings {
 typedef struct LogSettings {
     bool jsonl;
     int64_t every;
+    char trace[OPTION_TEXT];
 } LogSettings;
 
 typedef struct Settings {

@@ -50,7 +50,8 @@ typedef struct Collective {
     Status (*allreduce)(const Group *group, float *data, int64_t elems, float scale, float *scratch);
 } Collective;
 
-extern const Collective collective_naive, collective_native, collective_ring;
+extern const Collective collective_naive, collective_native, collective_ring, collective_tree, collective_reduce_scatter,
+    collective_hierarchical, collective_leader;
 
 /* NULL when there is none of that name. */
 const Collective *collective_find(const char *name);

@@ -4,13 +4,24 @@
  *
  * Works through the data in segments, so that the others' values need little room. */
 #include "comm/collective/collective.h"
+#include "comm/collective/cost.h"
+#include "comm/collective/topology.h"
 #include "comm/collective/vector.h"
 
 enum { SEGMENT_ELEMS = 64 << 10 };
 
-static int64_t naive_scratch_elems(int size, int64_t elems) {
+static int64_t naive_scratch_elems(const Group *group, int64_t elems) {
     int64_t segment = elems < SEGMENT_ELEMS ? elems : SEGMENT_ELEMS;
-    return (size - 1) * segment;
+    return (group->size - 1) * segment;
+}
+
+static double naive_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
+    const double S = (double)elems * sizeof(float), others = group->size - 1;
+    double inside = members_of_node(group, 0) - 1, segments = (double)((elems + SEGMENT_ELEMS - 1) / SEGMENT_ELEMS);
+    if (group->size == 1 || elems == 0)
+        return 0;
+    return 2 * segments * cost_step_s(costs, inside * S / segments, (others - inside) * S / segments) +
+           others * S * costs->add_s_per_byte;
 }
 
 static Status sum_at_first(const Group *group, float *data, int64_t elems, float *others) {
@@ -49,5 +60,7 @@ static Status naive_allreduce(const Group *group, float *data, int64_t elems, fl
     return OK;
 }
 
-const Collective collective_naive = {
-    .name = "naive", .scratch_elems = naive_scratch_elems, .allreduce = naive_allreduce};
+const Collective collective_naive = {.name = "naive",
+                                     .scratch_elems = naive_scratch_elems,
+                                     .predict_s = naive_predict_s,
+                                     .allreduce = naive_allreduce};

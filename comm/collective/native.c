@@ -13,9 +13,15 @@ static Status native_check(const Group *group) {
     return OK;
 }
 
-static int64_t native_scratch_elems(int size, int64_t elems) {
-    (void)size, (void)elems;
+static int64_t native_scratch_elems(const Group *group, int64_t elems) {
+    (void)group, (void)elems;
     return 0;
+}
+
+/* Whatever MPI does: taken for a tree below, where latency counts, and for a ring above. */
+static double native_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
+    double tree_s = collective_tree.predict_s(group, elems, costs), ring_s = collective_ring.predict_s(group, elems, costs);
+    return tree_s < ring_s ? tree_s : ring_s;
 }
 
 static Status native_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
@@ -25,5 +31,8 @@ static Status native_allreduce(const Group *group, float *data, int64_t elems, f
     return group->transport->ops->allreduce_sum(group->transport, data, elems);
 }
 
-const Collective collective_native = {
-    .name = "native", .check = native_check, .scratch_elems = native_scratch_elems, .allreduce = native_allreduce};
+const Collective collective_native = {.name = "native",
+                                      .check = native_check,
+                                      .scratch_elems = native_scratch_elems,
+                                      .predict_s = native_predict_s,
+                                      .allreduce = native_allreduce};

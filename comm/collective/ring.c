@@ -10,12 +10,11 @@
  * Cost: 2 (N-1) (alpha + S/N beta) + (N-1)/N S gamma. Each member sends 2 (N-1)/N S, the least possible.
  * Chunk c is summed in the order c, c+1, ..., c-1, by one member each, and then copied: identical bits everywhere.
  *
- * While reducing, a chunk moves in segments that fit the cache, because what arrives is read again at once to be
- * added. Each value is scaled when its own member first touches it: on sending (step 0) or on adding. */
+ * Each value is scaled when its own member first touches it: on sending (step 0) or on adding. */
 #include "comm/collective/collective.h"
+#include "comm/collective/cost.h"
+#include "comm/collective/exchange.h"
 #include "comm/collective/vector.h"
-
-enum { SEGMENT_ELEMS = 128 << 10 };
 
 typedef struct Chunk {
     float *data;
@@ -28,40 +27,44 @@ static Chunk chunk_of(const Group *group, float *data, int64_t elems, int index)
     return (Chunk){data + start, chunk_start(elems, group->size, c + 1) - start};
 }
 
-static Chunk segment_of(Chunk chunk, int64_t start) {
-    int64_t rest = chunk.elems - start;
-    if (rest <= 0)
-        return (Chunk){chunk.data, 0};
-    return (Chunk){chunk.data + start, rest < SEGMENT_ELEMS ? rest : SEGMENT_ELEMS};
+static int next_of(const Group *group, int member, int step) {
+    (void)step;
+    return (member + 1) % group->size;
 }
 
-/* Sends one slice to the next member while another arrives from the one before. Empty ones do not travel. */
-static Status shift(const Group *group, Chunk out, float *in, int64_t in_elems) {
+static Status reduce_step(const Group *group, Chunk out, Chunk sum, float out_scale, float scale, float *scratch) {
+    Exchange exchange = {.to = group->members[next_of(group, group->self, 0)],
+                         .out = out.data,
+                         .out_elems = out.elems,
+                         .out_scale = out_scale,
+                         .from = group->members[(group->self + group->size - 1) % group->size],
+                         .sum = sum.data,
+                         .sum_elems = sum.elems,
+                         .sum_scale = scale};
+    return exchange_add(group->transport, &exchange, scratch);
+}
+
+/* Sends one chunk to the next member while another arrives from the one before. Empty ones do not travel. */
+static Status gather_step(const Group *group, Chunk out, Chunk in) {
     Transport *transport = group->transport;
     transport_group_begin(transport);
     if (out.elems > 0)
-        transport_send(transport, group->members[(group->self + 1) % group->size], out.data,
+        transport_send(transport, group->members[next_of(group, group->self, 0)], out.data,
                        (size_t)out.elems * sizeof(float));
-    if (in_elems > 0)
-        transport_recv(transport, group->members[(group->self + group->size - 1) % group->size], in,
-                       (size_t)in_elems * sizeof(float));
+    if (in.elems > 0)
+        transport_recv(transport, group->members[(group->self + group->size - 1) % group->size], in.data,
+                       (size_t)in.elems * sizeof(float));
     return transport_group_end(transport);
 }
 
-static Status reduce_step(const Group *group, Chunk out, Chunk sum, float scale_out, float scale, float *scratch) {
-    for (int64_t start = 0; start < out.elems || start < sum.elems; start += SEGMENT_ELEMS) {
-        Chunk out_segment = segment_of(out, start), sum_segment = segment_of(sum, start);
-        if (scale_out != 1)
-            vector_scale(out_segment.data, out_segment.elems, scale_out);
-        TRY(shift(group, out_segment, scratch, sum_segment.elems));
-        vector_scale_add(sum_segment.data, scale, scratch, sum_segment.elems);
-    }
-    return OK;
+static int64_t ring_scratch_elems(const Group *group, int64_t elems) {
+    (void)group;
+    return exchange_scratch_elems(elems);
 }
 
-static int64_t ring_scratch_elems(int size, int64_t elems) {
-    (void)size;
-    return elems < SEGMENT_ELEMS ? elems : SEGMENT_ELEMS;
+static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
+    const double chunk = (double)elems * sizeof(float) / group->size, steps = group->size - 1;
+    return steps > 0 ? steps * (2 * cost_shift_s(group, costs, next_of, 0, chunk) + chunk * costs->add_s_per_byte) : 0;
 }
 
 static Status ring_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
@@ -72,11 +75,12 @@ static Status ring_allreduce(const Group *group, float *data, int64_t elems, flo
         Chunk out = chunk_of(group, data, elems, self - step), sum = chunk_of(group, data, elems, self - step - 1);
         TRY(reduce_step(group, out, sum, step == 0 ? scale : 1, scale, scratch));
     }
-    for (int step = 0; step < steps; step++) {
-        Chunk in = chunk_of(group, data, elems, self - step);
-        TRY(shift(group, chunk_of(group, data, elems, self + 1 - step), in.data, in.elems));
-    }
+    for (int step = 0; step < steps; step++)
+        TRY(gather_step(group, chunk_of(group, data, elems, self + 1 - step), chunk_of(group, data, elems, self - step)));
     return OK;
 }
 
-const Collective collective_ring = {.name = "ring", .scratch_elems = ring_scratch_elems, .allreduce = ring_allreduce};
+const Collective collective_ring = {.name = "ring",
+                                    .scratch_elems = ring_scratch_elems,
+                                    .predict_s = ring_predict_s,
+                                    .allreduce = ring_allreduce};

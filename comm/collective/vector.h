@@ -24,4 +24,18 @@ static inline void vector_scale_add(float *restrict data, float scale, const flo
     }
 }
 
+/* sum = scale * term */
+static inline void vector_set_scaled(float *restrict sum, float scale, const float *restrict term, int64_t elems) {
+    for (int64_t i = 0; i < elems; i++)
+        sum[i] = scale * term[i];
+}
+
+/* sum += scale * term */
+static inline void vector_add_scaled(float *restrict sum, float scale, const float *restrict term, int64_t elems) {
+    for (int64_t i = 0; i < elems; i++) {
+        float scaled = scale * term[i];
+        sum[i] += scaled;
+    }
+}
+
 #endif

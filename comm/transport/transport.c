@@ -1,12 +1,20 @@
-/* What all transports share: the open group, the counters, the barrier, and which of them this build has. */
+/* What all transports share: messages and groups, the counters, the barrier, and which transports this build has.
+ *
+ *   unused  --send, recv-->  naming  --start-->  of the transport, in its queues  --message_done-->  unused
+ *
+ * Messages and groups live in two arrays of fixed size and change places by their links: nothing is allocated and
+ * nothing is searched. A ticket is a group's place and how many groups had that place before, so an old ticket shows
+ * by itself that its group is complete. */
 #include "comm/transport/transport.h"
 
 #include "comm/transport/transport_mpi.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { MESSAGES_PER_PEER = 8 };
+enum { MESSAGES_PER_PEER = 64 };
 
 const ProcessTransport *process_transport(void) {
 #ifdef HAVE_MPI
@@ -16,31 +24,82 @@ const ProcessTransport *process_transport(void) {
 #endif
 }
 
-int transport_group_max(int ranks) { return ranks * MESSAGES_PER_PEER; }
+int transport_message_max(int ranks) { return ranks * MESSAGES_PER_PEER; }
 
 bool transport_init(Transport *transport, const TransportOps *ops, int rank, int ranks, double timeout_s) {
-    *transport = (Transport){.ops = ops, .rank = rank, .ranks = ranks, .timeout_s = timeout_s};
+    int max = transport_message_max(ranks);
+    *transport = (Transport){.ops = ops, .rank = rank, .ranks = ranks, .timeout_s = timeout_s, .naming_group = -1};
     transport->node = calloc((size_t)ranks, sizeof(int));
-    transport->messages = calloc((size_t)transport_group_max(ranks), sizeof(Message));
-    return transport->node && transport->messages;
+    transport->messages = calloc((size_t)max, sizeof(Message));
+    transport->groups = calloc((size_t)max, sizeof(MessageGroup));
+    if (!transport->node || !transport->messages || !transport->groups)
+        return false;
+    for (int i = 0; i < max; i++) {
+        transport->messages[i].next = i + 1 < max ? &transport->messages[i + 1] : NULL;
+        transport->groups[i] = (MessageGroup){.generation = 1, .next_unused = i + 1};
+    }
+    transport->unused = transport->messages;
+    return true;
 }
 
 void transport_release(Transport *transport) {
+    while (transport->region_count > 0)
+        transport_unshare(transport, transport->regions[0].memory);
+    free(transport->regions);
     free(transport->node);
     free(transport->messages);
+    free(transport->groups);
     *transport = (Transport){0};
 }
 
+/* ---- queues ---- */
+
+void transport_enqueue(MessageQueue *queue, Message *message) {
+    message->next = NULL;
+    if (queue->head)
+        queue->tail->next = message;
+    else
+        queue->head = message;
+    queue->tail = message;
+}
+
+Message *transport_dequeue(MessageQueue *queue) {
+    Message *message = queue->head;
+    if (message)
+        queue->head = message->next;
+    return message;
+}
+
+/* ---- groups ---- */
+
+void transport_label(Transport *transport, MessageLabel label) { transport->label = label; }
+
 void transport_group_begin(Transport *transport) {
-    assert(transport->message_count == 0); /* groups do not nest */
+    assert(transport->naming_group < 0); /* groups do not nest */
     (void)transport;
 }
 
+static MessageGroup *open_group(Transport *transport) {
+    if (transport->naming_group < 0) { /* one group has at least one message: there are enough of them */
+        transport->naming_group = transport->unused_group;
+        transport->unused_group = transport->groups[transport->naming_group].next_unused;
+    }
+    return &transport->groups[transport->naming_group];
+}
+
 static void add_message(Transport *transport, int peer, void *data, size_t bytes, bool outgoing) {
+    Message *message = transport->unused;
     assert(peer >= 0 && peer < transport->ranks && peer != transport->rank);
-    assert(transport->message_count < transport_group_max(transport->ranks));
-    transport->messages[transport->message_count++] =
-        (Message){.data = data, .bytes = bytes, .peer = peer, .outgoing = outgoing};
+    assert(message); /* transport_message_max */
+    transport->unused = message->next;
+    open_group(transport)->open++;
+    *message = (Message){.data = data,
+                         .bytes = bytes,
+                         .label = transport->label,
+                         .peer = peer,
+                         .outgoing = outgoing,
+                         .group = transport->naming_group};
+    transport_enqueue(&transport->naming[outgoing ? OUTGOING : INCOMING], message);
 }
 
 void transport_send(Transport *transport, int peer, const void *data, size_t bytes) {
@@ -52,10 +111,77 @@ void transport_recv(Transport *transport, int peer, void *data, size_t bytes) {
     add_message(transport, peer, data, bytes, false);
 }
 
-Status transport_group_end(Transport *transport) {
-    Status status = transport->message_count > 0 ? transport->ops->exchange(transport) : OK;
-    transport->message_count = 0;
+void transport_message_done(Transport *transport, Message *message) {
+    int place = message->group;
+    MessageGroup *group = &transport->groups[place];
+    message->next = transport->unused;
+    transport->unused = message;
+    if (--group->open > 0)
+        return;
+    group->generation++;
+    group->next_unused = transport->unused_group;
+    transport->unused_group = place;
+}
+
+/* The first failure stays: what follows from it explains less. */
+static Status remember(Transport *transport, Status status) {
+    if (status == OK || transport->failed != OK)
+        return status;
+    transport->failed = status;
+    snprintf(transport->failed_line, sizeof transport->failed_line, "%s", error_line());
     return status;
+}
+
+Ticket transport_group_start(Transport *transport) {
+    int place = transport->naming_group;
+    if (place < 0)
+        return 0;
+    Ticket ticket = transport->groups[place].generation * (Ticket)transport_message_max(transport->ranks) + (Ticket)place;
+    if (transport->failed == OK)
+        remember(transport, transport->ops->start(transport));
+    transport->naming[INCOMING] = transport->naming[OUTGOING] = (MessageQueue){NULL, NULL};
+    transport->naming_group = -1;
+    return ticket;
+}
+
+/* NULL when it is complete. */
+static const MessageGroup *find_group(const Transport *transport, Ticket ticket) {
+    Ticket max = (Ticket)transport_message_max(transport->ranks);
+    const MessageGroup *group = &transport->groups[ticket % max];
+    return ticket == 0 || group->generation != ticket / max ? NULL : group;
+}
+
+Status transport_group_test(Transport *transport, Ticket ticket, bool *complete) {
+    const MessageGroup *group = find_group(transport, ticket);
+    if (transport->failed != OK)
+        return error_restore(transport->failed, transport->failed_line);
+    TRY(remember(transport, transport->ops->progress(transport, group)));
+    *complete = !group || group->open == 0;
+    return OK;
+}
+
+Status transport_group_wait(Transport *transport, Ticket ticket) {
+    const MessageGroup *group = find_group(transport, ticket);
+    if (transport->failed != OK)
+        return error_restore(transport->failed, transport->failed_line);
+    return group ? remember(transport, transport->ops->wait(transport, group)) : OK;
+}
+
+Status transport_group_end(Transport *transport) {
+    return transport_group_wait(transport, transport_group_start(transport));
+}
+
+void transport_abandon(Transport *transport) {
+    if (transport->failed == OK)
+        remember(transport, fault("rank %d gave up", transport->rank));
+    transport->ops->abandon(transport);
+}
+
+/* ---- nodes and counters ---- */
+
+void transport_set_nodes(Transport *transport, int ranks_per_node) {
+    for (int rank = 0; ranks_per_node > 0 && rank < transport->ranks; rank++)
+        transport->node[rank] = rank / ranks_per_node;
 }
 
 void transport_count_sent(Transport *transport, int peer, size_t bytes) {
@@ -63,15 +189,33 @@ void transport_count_sent(Transport *transport, int peer, size_t bytes) {
     *(intra ? &transport->bytes_intra : &transport->bytes_inter) += (int64_t)bytes;
 }
 
+/* ---- failures ---- */
+
 Status transport_timed_out(const Transport *transport, int peer, const int *waiting_for) {
-    int links = 0;
-    while (waiting_for[peer] >= 0 && links++ < transport->ranks) /* they may wait in a circle */
-        peer = waiting_for[peer];
-    return fault("no answer from rank %d for %g s (comm.timeout_s)", peer, transport->timeout_s);
+    int guilty = peer, links = 0;
+    while (waiting_for[guilty] >= 0 && links++ < transport->ranks)
+        guilty = waiting_for[guilty];
+    if (waiting_for[guilty] >= 0)
+        guilty = peer;
+    return fault("no answer from rank %d for %g s (comm.timeout_s)", guilty, transport->timeout_s);
 }
 
+Status transport_label_differs(const Transport *transport, const Message *expected, MessageLabel sent) {
+    MessageLabel label = expected->label;
+    return fault("rank %d sent step %lld bucket %d compressor %d where rank %d expected step %lld bucket %d compressor %d",
+                 expected->peer, (long long)sent.step, sent.bucket, sent.compressor, transport->rank,
+                 (long long)label.step, label.bucket, label.compressor);
+}
+
+Status transport_size_differs(const Transport *transport, const Message *expected, size_t sent_bytes) {
+    return fault("rank %d sent %zu bytes where rank %d expected %zu", expected->peer, sent_bytes, transport->rank,
+                 expected->bytes);
+}
+
+/* ---- barrier ---- */
+
 /* Dissemination (Hensgen, Finkel, Manber 1988): after round k a rank knows that the 2^(k+1) - 1 before it have come. */
-Status transport_barrier(Transport *transport) {
+static Status disseminate(Transport *transport) {
     int ranks = transport->ranks;
     for (int distance = 1; distance < ranks; distance *= 2) {
         transport_group_begin(transport);
@@ -80,4 +224,12 @@ Status transport_barrier(Transport *transport) {
         TRY(transport_group_end(transport));
     }
     return OK;
+}
+
+Status transport_barrier(Transport *transport) {
+    MessageLabel label = transport->label;
+    transport->label = (MessageLabel){0};
+    Status status = disseminate(transport);
+    transport->label = label;
+    return status;
 }

@@ -24,27 +24,68 @@
 
 typedef struct Transport Transport;
 
+/* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 256, bucket modulo 4096 and
+ * compressor modulo 16. */
+typedef struct MessageLabel {
+    int64_t step;
+    int bucket;
+    int compressor;
+} MessageLabel;
+
+/* A group that was started; 0 is an empty one. */
+typedef uint64_t Ticket;
+
+/* ---- what a transport is made of ---- */
+
 typedef struct Message {
-    char *data; /* u8[bytes], borrowed until group_end returns */
+    /* as it was named */
+    char *data; /* u8[bytes], borrowed until its group is complete */
     size_t bytes;
+    MessageLabel label;
     int peer;
     bool outgoing;
-    /* of the transport, while it completes the group */
-    bool all_posted, complete;
-    int in_flight;        /* pieces that are under way now */
-    size_t posted, done;  /* bytes */
-    struct Message *next; /* in a queue of messages between the same pair */
+    int group; /* index in transport->groups */
+    /* of the transport, while the message travels */
+    size_t posted, done;  /* bytes; a transport that cuts messages: on their way or arrived, and arrived */
+    double arrival_s;     /* a transport with a model of links: not visible before */
+    bool copying;         /* a transport within a process: the receiver reads data now */
+    struct Message *next; /* in the queue that holds it */
 } Message;
+
+/* Messages between the same two ranks, one way, oldest first. */
+typedef struct MessageQueue {
+    Message *head, *tail;
+} MessageQueue;
+
+typedef struct MessageGroup {
+    int open;            /* messages that have not arrived */
+    uint64_t generation; /* how many groups had this place before, and 1 */
+    int next_unused;
+} MessageGroup;
+
+/* Memory born in transport_share. */
+typedef struct Region {
+    char *memory; /* u8[bytes], of this rank */
+    size_t bytes, mapped_bytes;
+    char **peer; /* char *[ranks], owned: where the same place of each rank's memory is, or NULL */
+} Region;
 
 typedef struct TransportOps {
     const char *name; /* as in [comm] transport */
+    bool one_process; /* ranks are threads, which share all memory */
 
-    /* Completes every message in transport->messages. After FAULT the group of ranks is unusable. */
-    Status (*exchange)(Transport *transport);
+    /* Takes the messages of transport->naming over and sends them on their way; each ends in transport_message_done. Like
+     * the others it returns FAULT when a rank is lost or sends what nobody expects: the ranks' group is unusable then. */
+    Status (*start)(Transport *transport);
+    Status (*progress)(Transport *transport, const MessageGroup *group); /* of all groups; never sleeps. `group` is why */
+    Status (*wait)(Transport *transport, const MessageGroup *group);     /* progress until it has arrived */
+    void (*abandon)(Transport *transport); /* the transport touches no memory of its messages any more */
 
     /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. */
     Status (*allreduce_sum)(Transport *transport, float *data, int64_t elems);
 } TransportOps;
+
+enum { INCOMING, OUTGOING };
 
 struct Transport {
     /* set once */
@@ -53,9 +94,17 @@ struct Transport {
     double timeout_s; /* a rank that waits longer for another one gives up with FAULT, naming it */
     int *node;        /* int[ranks], owned: ranks with equal numbers share a host */
     /* of the rank */
-    Message *messages; /* owned: the open group */
-    int message_count;
     int64_t bytes_intra, bytes_inter; /* sent so far to ranks of the same node, and of others */
+    MessageLabel label;               /* of the next message */
+    MessageQueue naming[2];           /* the open group: INCOMING and OUTGOING messages */
+    int naming_group;                 /* its index, or -1 before its first message */
+    Message *messages, *unused;       /* Message[message_max], owned, and those at rest */
+    MessageGroup *groups;             /* MessageGroup[message_max], owned */
+    int unused_group;
+    Region *regions; /* owned */
+    int region_count;
+    Status failed; /* the first failure, which all later calls return */
+    char failed_line[512];
 };
 
 /* ---- for the users of a transport ---- */
@@ -71,19 +120,26 @@ void transport_send(Transport *transport, int peer, const void *data, size_t byt
 void transport_recv(Transport *transport, int peer, void *data, size_t bytes);
 Ticket transport_group_start(Transport *transport); /* an empty group is complete at once */
 
-/* Moves on whatever can move, of all groups; *complete says whether this one has arrived. Never sleeps. */
+/* Moves on whatever can move, of all groups; *complete says whether this one has arrived. Never sleeps, never times out. */
 Status transport_group_test(Transport *transport, Ticket group, bool *complete);
 Status transport_group_wait(Transport *transport, Ticket group); /* sleeps or backs off */
 Status transport_group_end(Transport *transport); /* start and wait */
 
+/* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT. */
+void transport_abandon(Transport *transport);
+
 /* Memory that the ranks of this node can reach: every rank of the transport calls it, in the same order, with the same size. 64-byte
- * aligned, zeroed. Falls back to private memory where sharing is impossible. NULL: no memory. */
+ * aligned, zeroed. Falls back to private memory, on all ranks of the node, where sharing is impossible. NULL: no memory. */
 void *transport_share(Transport *transport, size_t bytes);
 void transport_unshare(Transport *transport, void *memory); /* not collective; NULL allowed. Peers may no longer touch it */
 
 /* Where this rank finds what `peer` holds at the same place of its own shared memory as `mine` is in ours; NULL when peer is on another
  * node, or `mine` not in shared memory. Who reads or writes there orders itself by messages. */
 void *transport_peer_ptr(Transport *transport, const void *mine, int peer);
+
+/* Overrides what was found: rank r counts as on node r / ranks_per_node from now on, for counters, sizes of pieces, models of links and
+ * peer_ptr. 0: as found. Every rank calls it alike, with no message under way. */
+void transport_set_nodes(Transport *transport, int ranks_per_node);
 
 /* Returns when every rank has called it: ceil(log2(ranks)) groups of one empty message each way. */
 Status transport_barrier(Transport *transport);
@@ -94,12 +150,22 @@ Status transport_barrier(Transport *transport);
 bool transport_init(Transport *transport, const TransportOps *ops, int rank, int ranks, double timeout_s);
 void transport_release(Transport *transport); /* accepts a zeroed one */
 
+/* The message has arrived, or its data left for good: its group is one message nearer to complete, its place free. */
+void transport_message_done(Transport *transport, Message *message);
+
+void transport_enqueue(MessageQueue *queue, Message *message);
+Message *transport_dequeue(MessageQueue *queue); /* NULL when it is empty */
+
 /* The counters' one place: also for what a native collective sends. */
 void transport_count_sent(Transport *transport, int peer, size_t bytes);
 
 /* The FAULT of a rank that has waited too long for `peer`. Who waits is not to blame: waiting_for int[ranks] says for
- * whom each rank waits, or -1, and the line names the one at the end of the chain. */
+ * whom each rank waits, or -1, and the line names the one at the end of the chain; `peer` when they wait in a circle. */
 Status transport_timed_out(const Transport *transport, int peer, const int *waiting_for);
+
+/* The FAULTs of a message that is not the one this rank expected from its peer. */
+Status transport_label_differs(const Transport *transport, const Message *expected, MessageLabel sent);
+Status transport_size_differs(const Transport *transport, const Message *expected, size_t sent_bytes);
 
 /* ---- ranks that are processes ---- */
 

@@ -2,6 +2,7 @@
 #ifndef COMM_TRANSPORT_TRANSPORT_LOOP_H
 #define COMM_TRANSPORT_TRANSPORT_LOOP_H
 
+#include "comm/transport/loop_links.h"
 #include "comm/transport/transport.h"
 
 typedef struct LoopWorld LoopWorld;
@@ -9,7 +10,25 @@ typedef struct LoopWorld LoopWorld;
 Status loop_create(LoopWorld **world, int ranks, double timeout_s);
 void loop_destroy(LoopWorld *world); /* when no rank uses it any more; accepts NULL */
 
+/* ---- before any rank starts ---- */
+
+/* A model of links, see loop_links.h: a message becomes visible to its receiver only when it would have arrived over them. Data still
+ * moves by one memcpy. All zero: none. */
+Status loop_set_links(LoopWorld *world, const LoopLinks *links);
+
+/* Injected faults: "" or, separated by ';',
+ *
+ *     delay:ms=5                       each message leaves 5 ms late: its sender sleeps
+ *     delay:rank=1,ms=5,every=3        every third one on average, at random points that are the same in each run; of rank 1 only
+ *     drop:rank=2,message=17           rank 2's 17th message never arrives, nor does what it sends to the same rank later
+ *     die:rank=0,message=40            before its 40th message rank 0 ends as if killed
+ *
+ * A rank's messages are counted from 1, whoever they are for. BAD_INPUT with a line when the text cannot be read. */
+Status loop_set_faults(LoopWorld *world, const char *faults);
+
 Transport *loop_transport(LoopWorld *world, int rank); /* owned by the world */
+
+/* ---- the end ---- */
 
 /* The rank takes part no longer. With `status` not OK every rank that waits, or will wait, gets FAULT and the calling
  * thread's error line, which should name this rank; otherwise those get one that wait for this rank. */

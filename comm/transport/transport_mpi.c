@@ -1,13 +1,18 @@
 /* The mpi transport: ranks are processes started by mpirun or srun. The only file that knows MPI.
  *
- * A message travels in pieces, of which a few are in flight at a time: one message of any size becomes MPI messages
- * that MPI can count (int), and between nodes the pieces are small, because over TCP Open MPI 4.1 moves two large
- * messages in opposite directions one after the other, small ones at once. Pieces of one pair leave and arrive in
- * order, so both ends cut alike without agreeing on it: the cut depends only on the message's size and on who shares a
- * node.
+ * Two lanes lead to each other rank, one per direction. A message travels in pieces, and a lane has a few pieces in
+ * flight at a time: one message of any size becomes MPI messages that MPI can count (int), and between nodes the pieces
+ * are small, because over TCP Open MPI 4.1 moves two large messages in opposite directions one after the other, small
+ * ones at once. Pieces of one lane leave and arrive in order, so both ends cut alike without agreeing on it: the cut
+ * depends only on the message's size and on who shares a node.
  *
- *   message  |  piece  |  piece  |  piece  | rest |
- *             done      in flight (WINDOW)   not yet posted
+ *   lane  | message             | message ...
+ *         | piece | piece | ... |
+ *           in flight (WINDOW)   not yet posted
+ *
+ * A message's label travels as the MPI tag. Pieces are received with any tag, in order, and the tag is compared on
+ * arrival: a rank that is at another bucket is found out, not waited for. MPI's own all-reduce and the words below use
+ * another communicator.
  *
  * While it waits it polls: MPI's own waiting would burn the core that another rank or the computation needs. It polls
  * without pause for SPIN_S, then sleeps ever longer, up to a fixed share of the time waited so far. */
@@ -27,19 +32,35 @@
 #define HEARING_S 0.5 /* for the others to say whom they wait for */
 
 enum { WINDOW = 4, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 64 << 10 };
-enum { TAG_DATA, TAG_WAITING };
+enum { STEP_BITS = 8, BUCKET_BITS = 12, COMPRESSOR_BITS = 4, TAG_MAX = (1 << (STEP_BITS + BUCKET_BITS + COMPRESSOR_BITS)) - 1 };
+enum { TAG_WAITING = 1 }; /* in `words` */
+
+/* One direction between this rank and another. */
+typedef struct Lane {
+    MessageQueue waiting; /* with pieces to post */
+    int in_flight;        /* pieces */
+} Lane;
+
+typedef struct Piece {
+    Lane *lane;
+    Message *message;
+    size_t offset;
+    int bytes;
+} Piece;
 
 typedef struct MpiTransport {
     Transport base;
-    MPI_Comm comm;
+    MPI_Comm comm;  /* the pieces */
+    MPI_Comm words; /* everything else */
+    Lane *lanes;    /* Lane[INCOMING, OUTGOING][ranks] */
     /* pieces in flight */
     int active;
     MPI_Request *requests;
-    Message **owner; /* of requests[i] */
-    int *piece_bytes;
+    Piece *pieces; /* of requests[i] */
     /* what MPI_Testsome returns */
     int *finished;
     MPI_Status *statuses;
+    Lane **freed; /* the lanes of the finished pieces */
     /* once a wait has been too long */
     int *waiting_for; /* int[ranks]: as each rank has said, or -1 */
 } MpiTransport;
@@ -58,59 +79,81 @@ static Status mpi_fault(int code, const char *doing) {
             return mpi_fault(code_, (doing)); \
     } while (0)
 
-/* ---- a group ---- */
+/* ---- labels ---- */
+
+static int tag_of(MessageLabel label) {
+    return (int)(((uint64_t)label.step & ((1 << STEP_BITS) - 1)) << (BUCKET_BITS + COMPRESSOR_BITS) |
+                 ((uint64_t)label.bucket & ((1 << BUCKET_BITS) - 1)) << COMPRESSOR_BITS |
+                 ((uint64_t)label.compressor & ((1 << COMPRESSOR_BITS) - 1)));
+}
+
+/* The number nearest to `like` whose lowest `bits` bits are as given. */
+static int64_t nearest(int64_t low, int bits, int64_t like) {
+    int64_t range = (int64_t)1 << bits, ahead = (low - like) & (range - 1);
+    return like + (ahead < range / 2 ? ahead : ahead - range);
+}
+
+static MessageLabel label_of(int tag, MessageLabel like) {
+    return (MessageLabel){.step = nearest(tag >> (BUCKET_BITS + COMPRESSOR_BITS), STEP_BITS, like.step),
+                          .bucket = (int)nearest(tag >> COMPRESSOR_BITS, BUCKET_BITS, like.bucket),
+                          .compressor = tag & ((1 << COMPRESSOR_BITS) - 1)};
+}
+
+/* ---- pieces ---- */
+
+static Lane *lane_of(MpiTransport *self, int direction, int peer) {
+    return &self->lanes[direction * self->base.ranks + peer];
+}
 
 static size_t piece_max(const Transport *transport, int peer) {
     return transport->node[peer] == transport->node[transport->rank] ? PIECE_INTRA_BYTES : PIECE_INTER_BYTES;
 }
 
-static Status post_piece(MpiTransport *self, Message *message) {
+static Status post_piece(MpiTransport *self, Lane *lane, Message *message) {
     size_t rest = message->bytes - message->posted, max = piece_max(&self->base, message->peer);
     int bytes = (int)(rest < max ? rest : max), slot = self->active++;
     char *data = message->data + message->posted;
-    self->owner[slot] = message;
-    self->piece_bytes[slot] = bytes;
-    message->posted += (size_t)bytes;
-    message->all_posted = message->posted == message->bytes;
-    message->in_flight++;
     MPI_Request *request = &self->requests[slot];
-    int code = message->outgoing ? MPI_Isend(data, bytes, MPI_BYTE, message->peer, TAG_DATA, self->comm, request)
-                                 : MPI_Irecv(data, bytes, MPI_BYTE, message->peer, TAG_DATA, self->comm, request);
+    self->pieces[slot] = (Piece){lane, message, message->posted, bytes};
+    message->posted += (size_t)bytes;
+    lane->in_flight++;
+    int code = message->outgoing
+                   ? MPI_Isend(data, bytes, MPI_BYTE, message->peer, tag_of(message->label), self->comm, request)
+                   : MPI_Irecv(data, bytes, MPI_BYTE, message->peer, MPI_ANY_TAG, self->comm, request);
     TRY_MPI(code, message->outgoing ? "sending" : "receiving");
     return OK;
 }
 
-/* Whether an earlier message between the same two, the same way, still has pieces to post. */
-static bool must_queue(const MpiTransport *self, const Message *message) {
-    for (const Message *earlier = self->base.messages; earlier < message; earlier++)
-        if (earlier->peer == message->peer && earlier->outgoing == message->outgoing && !earlier->all_posted)
-            return true;
-    return false;
-}
-
-/* Fills the windows. Receives come first, so that what arrives finds its place. */
-static Status post(MpiTransport *self, bool outgoing) {
-    for (int i = 0; i < self->base.message_count; i++) {
-        Message *message = &self->base.messages[i];
-        if (message->outgoing != outgoing || message->all_posted || must_queue(self, message))
-            continue;
-        while (message->in_flight < WINDOW && !message->all_posted)
-            TRY(post_piece(self, message));
+/* Fills the lane's window. */
+static Status post(MpiTransport *self, Lane *lane) {
+    while (lane->waiting.head && lane->in_flight < WINDOW) {
+        Message *message = lane->waiting.head;
+        TRY(post_piece(self, lane, message));
+        if (message->posted == message->bytes)
+            transport_dequeue(&lane->waiting);
     }
     return OK;
 }
 
-static Status retire(MpiTransport *self, int slot, const MPI_Status *result) {
-    Message *message = self->owner[slot];
-    int bytes = self->piece_bytes[slot], received = bytes;
+static Status check_arrival(const MpiTransport *self, const Piece *piece, const MPI_Status *result) {
+    const Message *message = piece->message;
+    int received;
+    if (result->MPI_TAG != tag_of(message->label))
+        return transport_label_differs(&self->base, message, label_of(result->MPI_TAG, message->label));
+    MPI_Get_count(result, MPI_BYTE, &received);
+    if (received != piece->bytes)
+        return transport_size_differs(&self->base, message, piece->offset + (size_t)received);
+    return OK;
+}
+
+static Status retire(MpiTransport *self, const Piece *piece, const MPI_Status *result) {
+    Message *message = piece->message;
     if (!message->outgoing)
-        MPI_Get_count(result, MPI_BYTE, &received);
-    if (received != bytes)
-        return fault("rank %d sent %d bytes where rank %d expected %d", message->peer, received, self->base.rank,
-                     bytes);
-    message->in_flight--;
-    message->done += (size_t)bytes;
-    message->complete = message->done == message->bytes;
+        TRY(check_arrival(self, piece, result));
+    piece->lane->in_flight--;
+    message->done += (size_t)piece->bytes;
+    if (message->done == message->bytes)
+        transport_message_done(&self->base, message);
     return OK;
 }
 
@@ -120,26 +163,75 @@ static void compact(MpiTransport *self) {
     for (int slot = 0; slot < self->active; slot++)
         if (self->requests[slot] != MPI_REQUEST_NULL) {
             self->requests[kept] = self->requests[slot];
-            self->owner[kept] = self->owner[slot];
-            self->piece_bytes[kept++] = self->piece_bytes[slot];
+            self->pieces[kept++] = self->pieces[slot];
         }
     self->active = kept;
 }
 
+/* What is wrong with one of the finished pieces. One that is too long for its place is retire's to tell. */
+static int find_error(const MpiTransport *self, int count) {
+    for (int i = 0; i < count; i++) {
+        int code = self->statuses[i].MPI_ERROR, class = MPI_SUCCESS;
+        MPI_Error_class(code, &class);
+        if (class != MPI_SUCCESS && class != MPI_ERR_PENDING && class != MPI_ERR_TRUNCATE)
+            return code;
+    }
+    return MPI_SUCCESS;
+}
+
 static Status poll_pieces(MpiTransport *self, bool *progress) {
-    int count;
-    int code = MPI_Testsome(self->active, self->requests, &count, self->finished, self->statuses);
+    int count = 0, code = MPI_SUCCESS;
+    if (self->active > 0)
+        code = MPI_Testsome(self->active, self->requests, &count, self->finished, self->statuses);
     if (code == MPI_ERR_IN_STATUS)
-        for (int i = 0; i < count; i++)
-            if (self->statuses[i].MPI_ERROR != MPI_SUCCESS && self->statuses[i].MPI_ERROR != MPI_ERR_PENDING)
-                code = self->statuses[i].MPI_ERROR;
+        code = find_error(self, count);
     TRY_MPI(code, "exchanging messages");
+    *progress = count > 0 && count != MPI_UNDEFINED;
+    if (!*progress)
+        return OK;
+    for (int i = 0; i < count; i++) {
+        Piece *piece = &self->pieces[self->finished[i]];
+        self->freed[i] = piece->lane;
+        TRY(retire(self, piece, &self->statuses[i]));
+    }
+    compact(self);
     for (int i = 0; i < count; i++)
-        TRY(retire(self, self->finished[i], &self->statuses[i]));
-    if (count > 0)
-        compact(self);
-    *progress = count > 0;
+        TRY(post(self, self->freed[i]));
     return OK;
+}
+
+/* ---- groups ---- */
+
+/* Receives come first, so that what arrives finds its place. */
+static Status mpi_start_group(Transport *transport) {
+    MpiTransport *self = (MpiTransport *)transport;
+    for (int direction = INCOMING; direction <= OUTGOING; direction++) {
+        Message *message;
+        while ((message = transport_dequeue(&transport->naming[direction]))) {
+            Lane *lane = lane_of(self, direction, message->peer);
+            transport_enqueue(&lane->waiting, message);
+            TRY(post(self, lane));
+        }
+    }
+    return OK;
+}
+
+static Status mpi_progress(Transport *transport, const MessageGroup *group) {
+    bool progress;
+    (void)group;
+    return poll_pieces((MpiTransport *)transport, &progress);
+}
+
+/* A rank that the group waits for. */
+static int awaited_rank(const MpiTransport *self, int group) {
+    for (int slot = 0; slot < self->active; slot++)
+        if (self->pieces[slot].message->group == group)
+            return self->pieces[slot].message->peer;
+    for (int lane = 0; lane < 2 * self->base.ranks; lane++)
+        for (const Message *message = self->lanes[lane].waiting.head; message; message = message->next)
+            if (message->group == group)
+                return message->peer;
+    return -1;
 }
 
 static void sleep_for(double seconds) {
@@ -160,9 +252,9 @@ static void back_off(double waited_s) {
 static void hear(MpiTransport *self) {
     MPI_Status word;
     int there, source;
-    while (MPI_Iprobe(MPI_ANY_SOURCE, TAG_WAITING, self->comm, &there, &word) == MPI_SUCCESS && there) {
+    while (MPI_Iprobe(MPI_ANY_SOURCE, TAG_WAITING, self->words, &there, &word) == MPI_SUCCESS && there) {
         source = word.MPI_SOURCE;
-        MPI_Recv(&self->waiting_for[source], 1, MPI_INT, source, TAG_WAITING, self->comm, MPI_STATUS_IGNORE);
+        MPI_Recv(&self->waiting_for[source], 1, MPI_INT, source, TAG_WAITING, self->words, MPI_STATUS_IGNORE);
     }
 }
 
@@ -176,7 +268,7 @@ static Status give_up(MpiTransport *self, int peer) {
     for (int other = 0; other < self->base.ranks; other++) {
         MPI_Request request;
         if (other != rank &&
-            MPI_Isend(&self->waiting_for[rank], 1, MPI_INT, other, TAG_WAITING, self->comm, &request) == MPI_SUCCESS)
+            MPI_Isend(&self->waiting_for[rank], 1, MPI_INT, other, TAG_WAITING, self->words, &request) == MPI_SUCCESS)
             MPI_Request_free(&request);
     }
     while (clock_s() - start_s < HEARING_S) {
@@ -190,26 +282,32 @@ static Status give_up(MpiTransport *self, int peer) {
     return transport_timed_out(&self->base, peer, self->waiting_for);
 }
 
-static Status mpi_exchange(Transport *transport) {
+static Status mpi_wait(Transport *transport, const MessageGroup *group) {
     MpiTransport *self = (MpiTransport *)transport;
-    double idle_since_s = clock_s();
-    TRY(post(self, false));
-    TRY(post(self, true));
-    while (self->active > 0) {
-        bool progress = false;
+    double idle_since_s = 0; /* 0: not idle */
+    while (group->open > 0) {
+        bool progress;
         TRY(poll_pieces(self, &progress));
-        if (progress) {
-            TRY(post(self, false));
-            TRY(post(self, true));
-            idle_since_s = clock_s();
+        if (progress || group->open == 0) {
+            idle_since_s = 0;
             continue;
         }
-        double waited_s = clock_s() - idle_since_s;
-        if (waited_s > transport->timeout_s)
-            return give_up(self, self->owner[0]->peer);
-        back_off(waited_s);
+        double now_s = clock_s();
+        if (idle_since_s == 0)
+            idle_since_s = now_s;
+        if (now_s - idle_since_s > transport->timeout_s)
+            return give_up(self, awaited_rank(self, (int)(group - transport->groups)));
+        back_off(now_s - idle_since_s);
     }
     return OK;
+}
+
+/* MPI cannot be asked to forget what was sent; nothing is polled any more, and the caller's end ends all processes. */
+static void mpi_abandon(Transport *transport) {
+    MpiTransport *self = (MpiTransport *)transport;
+    for (int slot = 0; slot < self->active; slot++)
+        if (!self->pieces[slot].message->outgoing)
+            MPI_Cancel(&self->requests[slot]);
 }
 
 /* ---- MPI's own all-reduce ---- */
@@ -225,7 +323,7 @@ static Status mpi_allreduce_sum(Transport *transport, float *data, int64_t elems
     MpiTransport *self = (MpiTransport *)transport;
     for (int64_t start = 0; start < elems; start += PIECE_ELEMS) {
         int count = (int)(elems - start < PIECE_ELEMS ? elems - start : PIECE_ELEMS);
-        TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, data + start, count, MPI_FLOAT, MPI_SUM, self->comm), "reducing");
+        TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, data + start, count, MPI_FLOAT, MPI_SUM, self->words), "reducing");
     }
     count_as_ring(transport, elems);
     return OK;
@@ -233,7 +331,12 @@ static Status mpi_allreduce_sum(Transport *transport, float *data, int64_t elems
 
 /* ---- life ---- */
 
-static const TransportOps mpi_ops = {.name = "mpi", .exchange = mpi_exchange, .allreduce_sum = mpi_allreduce_sum};
+static const TransportOps mpi_ops = {.name = "mpi",
+                                     .start = mpi_start_group,
+                                     .progress = mpi_progress,
+                                     .wait = mpi_wait,
+                                     .abandon = mpi_abandon,
+                                     .allreduce_sum = mpi_allreduce_sum};
 
 /* One thread talks to MPI at a time, but not always the same one. */
 static Status mpi_start(int *argc, char ***argv) {
@@ -256,25 +359,34 @@ static bool mpi_started(void) {
 static Status find_nodes(MpiTransport *self) {
     MPI_Comm node;
     int lowest = self->base.rank;
-    TRY_MPI(MPI_Comm_split_type(self->comm, MPI_COMM_TYPE_SHARED, self->base.rank, MPI_INFO_NULL, &node),
+    TRY_MPI(MPI_Comm_split_type(self->words, MPI_COMM_TYPE_SHARED, self->base.rank, MPI_INFO_NULL, &node),
             "finding nodes");
     TRY_MPI(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "finding nodes");
     MPI_Comm_free(&node);
-    TRY_MPI(MPI_Allgather(&lowest, 1, MPI_INT, self->base.node, 1, MPI_INT, self->comm), "finding nodes");
+    TRY_MPI(MPI_Allgather(&lowest, 1, MPI_INT, self->base.node, 1, MPI_INT, self->words), "finding nodes");
     return OK;
 }
 
 static bool alloc_pieces(MpiTransport *self) {
-    size_t max = (size_t)transport_group_max(self->base.ranks) * WINDOW;
+    size_t ranks = (size_t)self->base.ranks, max = 2 * ranks * WINDOW;
+    self->lanes = calloc(2 * ranks, sizeof *self->lanes);
     self->requests = calloc(max, sizeof *self->requests);
-    self->owner = calloc(max, sizeof *self->owner);
-    self->piece_bytes = calloc(max, sizeof *self->piece_bytes);
+    self->pieces = calloc(max, sizeof *self->pieces);
     self->finished = calloc(max, sizeof *self->finished);
     self->statuses = calloc(max, sizeof *self->statuses);
-    self->waiting_for = malloc((size_t)self->base.ranks * sizeof *self->waiting_for);
-    for (int rank = 0; self->waiting_for && rank < self->base.ranks; rank++)
+    self->freed = calloc(max, sizeof *self->freed);
+    self->waiting_for = malloc(ranks * sizeof *self->waiting_for);
+    for (size_t rank = 0; self->waiting_for && rank < ranks; rank++)
         self->waiting_for[rank] = -1;
-    return self->waiting_for && self->requests && self->owner && self->piece_bytes && self->finished && self->statuses;
+    return self->lanes && self->requests && self->pieces && self->finished && self->statuses && self->freed &&
+           self->waiting_for;
+}
+
+/* Labels must fit MPI's tags. */
+static Status check_tags(const MpiTransport *self) {
+    int *tag_max, found;
+    TRY_MPI(MPI_Comm_get_attr(self->comm, MPI_TAG_UB, &tag_max, &found), "starting");
+    return found && *tag_max >= TAG_MAX ? OK : fault("this MPI's largest tag is %d, %d is needed", found ? *tag_max : 0, TAG_MAX);
 }
 
 static Status mpi_create(Transport **result, double timeout_s) {
@@ -288,20 +400,23 @@ static Status mpi_create(Transport **result, double timeout_s) {
     if (!transport_init(&self->base, &mpi_ops, rank, ranks, timeout_s) || !alloc_pieces(self))
         return fault("no memory for the mpi transport");
     TRY_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &self->comm), "starting");
+    TRY_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &self->words), "starting");
+    TRY(check_tags(self));
     return find_nodes(self);
 }
 
-/* Not collective, so the communicator is left to MPI_Finalize. */
+/* Not collective, so the communicators are left to MPI_Finalize. */
 static void mpi_destroy(Transport *transport) {
     MpiTransport *self = (MpiTransport *)transport;
     if (!self)
         return;
     transport_release(&self->base);
+    free(self->lanes);
     free(self->requests);
-    free(self->owner);
-    free(self->piece_bytes);
+    free(self->pieces);
     free(self->finished);
     free(self->statuses);
+    free(self->freed);
     free(self->waiting_for);
     free(self);
 }

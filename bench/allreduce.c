@@ -1,0 +1,403 @@
+/* build/allreduce: the all-reduces side by side, with the flags and columns of nccl-tests.
+ *
+ *     mpirun -n 4 build/allreduce -b 8 -e 128M -f 2 -n 20 -w 5 -c 1 --algorithm all
+ *
+ * For every size the algorithms take turns, iteration by iteration, so that all see the same machine; each turn begins
+ * with another one. An iteration: fill, barrier, all-reduce in the calling thread, on memory that the node's ranks
+ * share, compare every element. Its time is the slowest rank's, after the barrier; shown is the median.
+ *
+ *     algbw     bytes / time
+ *     busbw     algbw * 2 (N-1)/N
+ *     predicted by the cost model, from the links as calibrated at the start
+ *     CPU s/GB  CPU seconds of all ranks within the all-reduces / GB reduced (bytes * iterations)
+ *
+ * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training. link is not an all-reduce but
+ * the bound of those that cross a link: `bytes` leave and enter each node's NIC at once, in one large message per rank;
+ * on one node, each rank. It is measured when named, also beside others: --algorithm all,link. */
+#define _POSIX_C_SOURCE 200809L
+#include "base/clock.h"
+#include "base/machine.h"
+#include "base/report.h"
+#include "bench/exact.h"
+#include "comm/calibrate.h"
+#include "comm/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { WORDS_MAX = 16, CONTENDERS_MAX = 16, NAME_BYTES = 32, BINDING_BYTES = 48, CORES_BYTES = 1024 };
+
+typedef struct BenchOptions {
+    int64_t minbytes, maxbytes, stepfactor, iters, warmup_iters, check, ranks_per_node, loop_ranks;
+    char algorithm[OPTION_TEXT];
+    int compress;
+    bool leader, json;
+} BenchOptions;
+
+/* What is measured. Fields of one size, which begins anew: time_s f64[iters] is owned. */
+typedef struct Contender {
+    char name[NAME_BYTES];
+    const Collective *collective; /* NULL: the link */
+    double *time_s, cpu_s, wrong;
+} Contender;
+
+typedef struct Bench {
+    /* set once */
+    const BenchOptions *options;
+    Comm *comm;
+    Contender contenders[CONTENDERS_MAX];
+    int count;
+    LinkCosts costs;
+    LinkRing ring; /* of the link that is measured: between nodes, on one node between ranks */
+    /* memory, owned */
+    float *data;    /* f32[elems_max], shared with the node's ranks */
+    float *scratch; /* f32[scratch_elems] */
+    int64_t elems_max, scratch_elems;
+    /* of all sizes and ranks so far */
+    double wrong;
+} Bench;
+
+/* ---- who takes part ---- */
+
+static Status add_contender(Bench *bench, const char *name, bool required) {
+    Contender contender = {.collective = NULL};
+    bool is_link = strcmp(name, "link") == 0;
+    const char *variant = bench->options->leader && strcmp(name, "hierarchical") == 0 ? "leader" : name;
+    snprintf(contender.name, sizeof contender.name, "%s", variant);
+    if (!is_link && !(contender.collective = collective_find(variant)))
+        return bad_input("--algorithm: no all-reduce is called '%s'", name);
+    if (is_link && bench->ring.lanes == 0)
+        return bad_input("--algorithm link: needs two ranks");
+    if (!is_link && contender.collective->check) {
+        Status status = contender.collective->check(&bench->comm->world);
+        if (status != OK)
+            return required ? status : OK;
+    }
+    for (int i = 0; i < bench->count; i++)
+        if (strcmp(bench->contenders[i].name, contender.name) == 0)
+            return OK;
+    if (bench->count == CONTENDERS_MAX)
+        return bad_input("--algorithm: at most %d at a time", CONTENDERS_MAX);
+    contender.time_s = calloc((size_t)bench->options->iters, sizeof(double));
+    bench->contenders[bench->count++] = contender;
+    return contender.time_s ? OK : fault("no memory for the results");
+}
+
+/* Names between ',' or '|'. */
+static Status add_list(Bench *bench, const char *list, bool required) {
+    for (const char *at = list; *at; at += *at != '\0') {
+        char name[NAME_BYTES];
+        size_t length = strcspn(at, ",|");
+        snprintf(name, sizeof name, "%.*s", (int)length, at);
+        at += length;
+        if (strcmp(name, "all") != 0) {
+            TRY(add_contender(bench, name, required));
+            continue;
+        }
+        TRY(add_contender(bench, "native", false));
+        TRY(add_list(bench, strchr(comm_algorithms, '|') + 1, false)); /* all but auto */
+        TRY(add_contender(bench, "leader", false));
+    }
+    return OK;
+}
+
+/* ---- one iteration ---- */
+
+/* Of this rank: of its process, or of its thread where ranks are threads. */
+static double cpu_s(const Bench *bench) {
+    struct timespec used;
+    bool threads = strcmp(comm_transport_name(bench->comm), "loop") == 0;
+    clock_gettime(threads ? CLOCK_THREAD_CPUTIME_ID : CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
+}
+
+/* What each lane of the link carries. */
+static int64_t lane_elems(const Bench *bench, int64_t elems) {
+    return (elems + bench->ring.lanes - 1) / bench->ring.lanes;
+}
+
+static Status run_contender(Bench *bench, const Contender *contender, int64_t elems) {
+    Transport *transport = bench->comm->transport;
+    if (!contender->collective)
+        return link_shift(transport, &bench->ring, bench->data, bench->scratch,
+                          (size_t)lane_elems(bench, elems) * sizeof(float));
+    if (strcmp(contender->name, "native") == 0)
+        return transport->ops->allreduce_sum(transport, bench->data, elems);
+    return contender->collective->allreduce(&bench->comm->world, bench->data, elems, 1, bench->scratch);
+}
+
+static int64_t count_wrong(const Bench *bench, const Contender *contender, int64_t elems) {
+    const LinkRing *ring = &bench->ring;
+    if (contender->collective)
+        return exact_wrong(bench->data, elems, 0, comm_ranks(bench->comm));
+    return ring->to < 0 ? 0 : exact_wrong(bench->scratch, lane_elems(bench, elems), ring->from, ring->from + 1);
+}
+
+/* time_s NULL: to warm up. Scratch that holds NaN cannot pass for something received. */
+static Status iterate(Bench *bench, Contender *contender, int64_t elems, double *time_s) {
+    exact_fill(bench->data, elems, comm_rank(bench->comm));
+    if (bench->options->check)
+        memset(bench->scratch, 0xFF, (size_t)bench->scratch_elems * sizeof(float));
+    TRY(transport_barrier(bench->comm->transport));
+    double cpu_before_s = cpu_s(bench), start_s = clock_s();
+    TRY(run_contender(bench, contender, elems));
+    double end_s = clock_s(), cpu_after_s = cpu_s(bench);
+    if (time_s) {
+        *time_s = end_s - start_s;
+        contender->cpu_s += cpu_after_s - cpu_before_s;
+    }
+    if (bench->options->check)
+        contender->wrong += (double)count_wrong(bench, contender, elems);
+    return OK;
+}
+
+/* ---- one size ---- */
+
+static Status measure_size(Bench *bench, int64_t elems) {
+    int64_t warmup = bench->options->warmup_iters;
+    for (int i = 0; i < bench->count; i++)
+        bench->contenders[i].cpu_s = bench->contenders[i].wrong = 0;
+    for (int64_t turn = 0; turn < warmup + bench->options->iters; turn++)
+        for (int i = 0; i < bench->count; i++) {
+            Contender *contender = &bench->contenders[(turn + i) % bench->count];
+            TRY(iterate(bench, contender, elems, turn < warmup ? NULL : &contender->time_s[turn - warmup]));
+        }
+    return OK;
+}
+
+/* The slowest rank of each iteration; what all ranks used and found. */
+static Status combine(Bench *bench) {
+    for (int i = 0; i < bench->count; i++) {
+        Contender *contender = &bench->contenders[i];
+        double sums[] = {contender->cpu_s, contender->wrong};
+        TRY(comm_reduce(bench->comm, contender->time_s, (int)bench->options->iters, COMM_MAX));
+        TRY(comm_reduce(bench->comm, sums, 2, COMM_SUM));
+        contender->cpu_s = sums[0];
+        contender->wrong = sums[1];
+        bench->wrong += sums[1];
+    }
+    return OK;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts values. */
+static double median(double *values, int64_t count) {
+    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+static double predict_s(const Bench *bench, const Contender *contender, int64_t elems) {
+    LinkClass class = comm_nodes(bench->comm) > 1 ? BETWEEN : INSIDE;
+    if (!contender->collective)
+        return bench->costs.latency_s[class] + bench->costs.s_per_byte[class] * (double)elems * sizeof(float);
+    return contender->collective->predict_s(&bench->comm->world, elems, &bench->costs);
+}
+
+static void report_contender(const Bench *bench, Report *report, Contender *contender, int64_t elems) {
+    double bytes = (double)elems * sizeof(float), ranks = comm_ranks(bench->comm);
+    double time_s = median(contender->time_s, bench->options->iters), gb_per_s = 1e-9 * bytes / time_s;
+    ReportValue name = {.text = contender->name}, none = {.text = "none"}, size = {.number = bytes};
+    ReportValue N = {.number = ranks}, nodes = {.number = comm_nodes(bench->comm)}, count = {.number = (double)elems};
+    ReportValue time_us = {.number = 1e6 * time_s}, algbw = {.number = gb_per_s};
+    ReportValue busbw = {.number = contender->collective ? gb_per_s * 2 * (ranks - 1) / ranks : gb_per_s};
+    ReportValue wrong = {.number = bench->options->check ? contender->wrong : NAN};
+    ReportValue predicted_us = {.number = 1e6 * predict_s(bench, contender, elems)};
+    ReportValue cpu = {.number = contender->cpu_s / (1e-9 * bytes * (double)bench->options->iters)};
+    const ReportValue json[] = {name, none, N, nodes, size, time_us, algbw, busbw, wrong, predicted_us, cpu};
+    const ReportValue text[] = {size, count, name, time_us, algbw, busbw, wrong, predicted_us, cpu};
+    report_row(report, report->json ? json : text);
+}
+
+/* ---- all sizes ---- */
+
+static Report open_report(bool json) {
+    static const ReportColumn json_columns[] = {
+        {"algorithm", "", "%s"},       {"compress", "", "%s"},           {"ranks", "", "%.0f"},
+        {"nodes", "", "%.0f"},         {"bytes", "", "%.0f"},            {"time_us", "", "%.1f"},
+        {"algbw_gb_per_s", "", "%.2f"}, {"busbw_gb_per_s", "", "%.2f"},  {"wrong", "", "%.0f"},
+        {"predicted_us", "", "%.1f"},  {"cpu_s_per_gb", "", "%.3f"}};
+    static const ReportColumn text_columns[] = {
+        {"bytes", "size (B)", "%10.0f"},         {"count", "count", "%9.0f"},
+        {"algorithm", "algorithm", "%s"},        {"time_us", "time (us)", "%9.1f"},
+        {"algbw", "algbw (GB/s)", "%.3f"},       {"busbw", "busbw (GB/s)", "%.3f"},
+        {"wrong", "#wrong", "%.0f"},             {"predicted", "predicted (us)", "%.1f"},
+        {"cpu", "CPU s/GB", "%.3f"}};
+    if (json)
+        return (Report){.out = stdout, .json = true, .columns = json_columns, .count = 11};
+    return (Report){.out = stdout, .columns = text_columns, .count = 9};
+}
+
+static Status measure_sizes(Bench *bench) {
+    const BenchOptions *options = bench->options;
+    Report report = open_report(options->json);
+    for (int64_t bytes = options->minbytes; bytes <= options->maxbytes; bytes *= options->stepfactor) {
+        int64_t elems = bytes / (int64_t)sizeof(float);
+        TRY(measure_size(bench, elems));
+        TRY(combine(bench));
+        for (int i = 0; i < bench->count && comm_rank(bench->comm) == 0; i++)
+            report_contender(bench, &report, &bench->contenders[i], elems);
+    }
+    return OK;
+}
+
+static int64_t scratch_needed(const Bench *bench, const Contender *contender, int64_t elems) {
+    return contender->collective ? contender->collective->scratch_elems(&bench->comm->world, elems)
+                                 : lane_elems(bench, elems);
+}
+
+static Status take_memory(Bench *bench) {
+    const BenchOptions *options = bench->options;
+    for (int64_t bytes = options->minbytes; bytes <= options->maxbytes; bytes *= options->stepfactor)
+        for (int i = 0; i < bench->count; i++) {
+            int64_t elems = bytes / (int64_t)sizeof(float);
+            int64_t needed = scratch_needed(bench, &bench->contenders[i], elems);
+            bench->elems_max = elems;
+            bench->scratch_elems = needed > bench->scratch_elems ? needed : bench->scratch_elems;
+        }
+    bench->data = memory_alloc(comm_memory(bench->comm), (size_t)bench->elems_max * sizeof(float));
+    bench->scratch = memory_alloc(&host_memory, (size_t)bench->scratch_elems * sizeof(float) + 1);
+    Status status = bench->data && bench->scratch ? OK : fault("no memory for %lld bytes of data and %lld of scratch",
+                                                               4LL * bench->elems_max, 4LL * bench->scratch_elems);
+    return comm_agree(bench->comm, status);
+}
+
+/* "0 | 1" or, where all are alike, "0-1 for each". */
+static Status cores_text(Comm *comm, char *text, size_t size) {
+    char mine[BINDING_BYTES] = "", *all = malloc((size_t)comm_ranks(comm) * BINDING_BYTES);
+    size_t used = 0;
+    bool alike = true;
+    if (!all)
+        return fault("no memory for %d ranks", comm_ranks(comm));
+    machine_binding(mine, BINDING_BYTES);
+    Status status = comm_gather(comm, mine, all, BINDING_BYTES);
+    for (int rank = 0; status == OK && rank < comm_ranks(comm); rank++)
+        alike &= strcmp(all + rank * BINDING_BYTES, all) == 0;
+    for (int rank = 0; status == OK && rank < (alike ? 1 : comm_ranks(comm)) && used < size; rank++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", rank ? " | " : "", all + rank * BINDING_BYTES);
+    if (status == OK && alike && used < size)
+        snprintf(text + used, size - used, " for each");
+    free(all);
+    return status;
+}
+
+/* On stderr when rows are JSON. */
+static Status print_header(const Bench *bench) {
+    Comm *comm = bench->comm;
+    char cores[CORES_BYTES] = "", links[256];
+    TRY(cores_text(comm, cores, sizeof cores));
+    if (comm_rank(comm) != 0)
+        return OK;
+    calibrate_text(&bench->costs, links, sizeof links);
+    fprintf(bench->options->json ? stderr : stdout,
+            "# %d rank%s on %d node%s, cores %s; transport %s; %s\n# median of %lld iterations; f32, sum\n",
+            comm_ranks(comm), comm_ranks(comm) > 1 ? "s" : "", comm_nodes(comm), comm_nodes(comm) > 1 ? "s" : "", cores,
+            comm_transport_name(comm), links, (long long)bench->options->iters);
+    return OK;
+}
+
+static Status bench_run(Bench *bench) {
+    Comm *comm = bench->comm;
+    if (comm_ranks(comm) > EXACT_RANKS_MAX)
+        return bad_input("at most %d ranks", EXACT_RANKS_MAX);
+    bench->ring = link_ring(comm->transport, comm_nodes(comm) > 1 ? BETWEEN : INSIDE);
+    TRY(comm_agree(comm, add_list(bench, bench->options->algorithm, true)));
+    if (bench->count == 0)
+        return bad_input("--algorithm: names none");
+    TRY(take_memory(bench));
+    TRY(calibrate(comm->transport, &bench->costs));
+    TRY(print_header(bench));
+    TRY(measure_sizes(bench));
+    if (bench->wrong == 0)
+        return OK;
+    comm->outcome_shared = true; /* every rank has the sum */
+    return fault("%.0f elements are wrong", bench->wrong);
+}
+
+static Status rank_main(Comm *comm, void *user) {
+    Bench bench = {.options = user, .comm = comm};
+    Status status = bench_run(&bench);
+    memory_free(comm_memory(comm), bench.data);
+    memory_free(&host_memory, bench.scratch);
+    for (int i = 0; i < bench.count; i++)
+        free(bench.contenders[i].time_s);
+    return status;
+}
+
+/* ---- the program's face ---- */
+
+#define INTEGER(name, initial_text, least, most, text)                                                        \
+    {.key = #name, .type = OPTION_INT, .offset = offsetof(BenchOptions, name), .initial = (initial_text),     \
+     .min = (least), .max = (most), .help = (text)}
+
+static const char usage[] =
+    "allreduce [-b 8] [-e 128M] [-f 2] [-n 20] [-w 5] [-c 1] [--algorithm all] [loop.key=value ...]\n"
+    "Measures all-reduces of the ranks that mpirun starts, or of --loop-ranks threads, whose links\n"
+    "the keys of [loop] shape (train --help explains them).";
+
+static const Option table[] = {
+    INTEGER(minbytes, "8", 4, 1e12, "-b  smallest size in bytes, of f32"),
+    INTEGER(maxbytes, "128M", 4, 1e12, "-e  largest size in bytes"),
+    INTEGER(stepfactor, "2", 2, 1e6, "-f  from one size to the next"),
+    INTEGER(iters, "20", 1, 1e6, "-n  measured iterations"),
+    INTEGER(warmup_iters, "5", 0, 1e6, "-w  iterations to warm up"),
+    INTEGER(check, "1", 0, 1, "-c  compare every element after every iteration: 1; 0: not at all"),
+    {.key = "algorithm", .type = OPTION_STRING, .offset = offsetof(BenchOptions, algorithm), .initial = "all",
+     .help = "all, link, or names of all-reduces, separated by commas"},
+    {.key = "compress", .type = OPTION_CHOICE, .offset = offsetof(BenchOptions, compress), .initial = "none",
+     .choices = "none", .help = "what travels between nodes"},
+    INTEGER(ranks_per_node, "0", 0, 1e6, "0: as found; else so many ranks in a row count as one node"),
+    {.key = "leader", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, leader), .initial = "no",
+     .help = "hierarchical: one rank per node talks to other nodes"},
+    INTEGER(loop_ranks, "1", 1, 256, "ranks as threads, when mpirun did not start the program"),
+    {.key = "json", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, json), .initial = "no",
+     .help = "one JSON object per row; the header goes to stderr"},
+};
+enum { OPTIONS = sizeof table / sizeof *table };
+
+/* nccl-tests' short flags become ours. */
+static void lengthen_flags(int argc, char **argv) {
+    static char *const flags[][2] = {{"-b", "--minbytes"}, {"-e", "--maxbytes"},     {"-f", "--stepfactor"},
+                                     {"-n", "--iters"},    {"-w", "--warmup_iters"}, {"-c", "--check"}};
+    for (int i = 1; i < argc; i++)
+        for (size_t flag = 0; flag < sizeof flags / sizeof *flags; flag++)
+            if (strcmp(argv[i], flags[flag][0]) == 0)
+                argv[i] = flags[flag][1];
+}
+
+static Status read_arguments(BenchOptions *options, CommConfig *comm, LoopConfig *loop, int argc, char **argv) {
+    const char *words[WORDS_MAX];
+    int count;
+    const ConfigSection comm_section = {"comm", comm_options, comm_option_count, comm};
+    const ConfigSection loop_section = {"loop", loop_options, loop_option_count, loop};
+    lengthen_flags(argc, argv);
+    config_destroy(config_create(&comm_section, 1)); /* its defaults */
+    Config *links = config_create(&loop_section, 1);
+    Status status = args_parse(usage, table, OPTIONS, options, argc, argv, words, WORDS_MAX, &count);
+    for (int i = 0; status == OK && i < count; i++)
+        status = config_assign(links, words[i]);
+    config_destroy(links);
+    if (status == OK && options->minbytes > options->maxbytes)
+        status = bad_input("--minbytes: expected at most --maxbytes, %lld, found %lld", (long long)options->maxbytes,
+                           (long long)options->minbytes);
+    if (status == OK && options->loop_ranks > 1)
+        loop->ranks = options->loop_ranks;
+    comm->ranks_per_node = status == OK ? options->ranks_per_node : 0;
+    return status;
+}
+
+int main(int argc, char **argv) {
+    BenchOptions options;
+    CommConfig comm;
+    LoopConfig loop;
+    Status status = comm_start(&argc, &argv);
+    if (status == OK)
+        status = read_arguments(&options, &comm, &loop, argc, argv);
+    status = comm_run(&comm, &loop, status, rank_main, &options);
+    return comm_finish("allreduce", status);
+}

@@ -1,0 +1,285 @@
+/* Calibration: a few repeats of everything, in turns, with all ranks at work at once as in a collective. Of each repeat
+ * the slowest rank counts, and of the repeats the median.
+ *
+ *   alpha   steps of a ring with empty messages
+ *   beta    a step with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
+ *           of a NIC, which all lanes use at once
+ *   gamma   sum += term over f32 of this rank's memory; and a copy out of the next rank's
+ *
+ * How much a repeat moves follows from a first look at the links, so that slow ones take no longer: about ROUND_S for
+ * each. Shaped and idle links give the first bytes away for nothing, so an untimed step goes ahead of each timed one.
+ *
+ * Never compares two ranks' clocks, and keeps no memory. */
+#include "comm/calibrate.h"
+
+#include "base/clock.h"
+#include "comm/collective/vector.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROUND_S 10e-3
+
+enum { REPEATS = 5, STEPS_MIN = 2, STEPS_MAX = 32, MESSAGE_MIN_BYTES = 64 << 10 };
+
+/* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. */
+enum { WINDOWS = 4, WINDOW_BYTES = 4 << 20, BUFFER_BYTES = WINDOWS * WINDOW_BYTES };
+
+typedef enum Probe { LATENCY, RATE = LATENCY + LINK_CLASSES, ADD = RATE + LINK_CLASSES, COPY, PROBES } Probe;
+
+typedef struct Calibration {
+    /* set once */
+    Transport *transport;
+    LinkRing rings[LINK_CLASSES];
+    char *out, *in;   /* u8[BUFFER_BYTES] each; `out` is shared with the node */
+    double *gathered; /* f64[ranks][REPEATS * PROBES] */
+    /* alike on all ranks */
+    int window;
+    /* after the first look */
+    int steps[LINK_CLASSES];
+    size_t message_bytes[LINK_CLASSES]; /* of one rank */
+    /* results */
+    double time_s[REPEATS][PROBES];
+} Calibration;
+
+/* ---- rings ---- */
+
+/* How many ranks of its node come before it. */
+static int place_of(const Transport *transport, int rank) {
+    int place = 0;
+    for (int before = 0; before < rank; before++)
+        place += transport->node[before] == transport->node[rank];
+    return place;
+}
+
+static bool same_ring(const Transport *transport, LinkClass class, int a, int b) {
+    if (class == INSIDE)
+        return transport->node[a] == transport->node[b];
+    return place_of(transport, a) == place_of(transport, b);
+}
+
+/* The next rank of this rank's ring in the given direction, 1 or -1; this rank if it is alone there. */
+static int neighbour(const Transport *transport, LinkClass class, int direction) {
+    int ranks = transport->ranks, rank = transport->rank;
+    do
+        rank = (rank + ranks + direction) % ranks;
+    while (!same_ring(transport, class, rank, transport->rank));
+    return rank;
+}
+
+/* Places that every node has, if there is more than one node. */
+static int lanes_between(const Transport *transport) {
+    int ranks = transport->ranks, nodes = 0, lanes = 0, at_place;
+    for (int rank = 0; rank < ranks; rank++)
+        nodes += place_of(transport, rank) == 0;
+    do {
+        at_place = 0;
+        for (int rank = 0; rank < ranks; rank++)
+            at_place += place_of(transport, rank) == lanes;
+        lanes += at_place == nodes;
+    } while (at_place == nodes);
+    return nodes > 1 ? lanes : 0;
+}
+
+static bool any_shared_node(const Transport *transport) {
+    for (int rank = 0; rank < transport->ranks; rank++)
+        if (place_of(transport, rank) > 0)
+            return true;
+    return false;
+}
+
+LinkRing link_ring(const Transport *transport, LinkClass class) {
+    int lanes = class == INSIDE ? any_shared_node(transport) : lanes_between(transport);
+    int to = neighbour(transport, class, 1), from = neighbour(transport, class, -1);
+    if (lanes == 0 || to == transport->rank || (class == BETWEEN && place_of(transport, transport->rank) >= lanes))
+        return (LinkRing){-1, -1, lanes};
+    return (LinkRing){to, from, lanes};
+}
+
+Status link_shift(Transport *transport, const LinkRing *ring, const void *out, void *in, size_t bytes) {
+    if (ring->to < 0)
+        return OK;
+    transport_group_begin(transport);
+    transport_send(transport, ring->to, out, bytes);
+    transport_recv(transport, ring->from, in, bytes);
+    return transport_group_end(transport);
+}
+
+/* ---- one measurement ---- */
+
+static ptrdiff_t next_window(Calibration *self) { return (ptrdiff_t)(++self->window % WINDOWS) * WINDOW_BYTES; }
+
+static Status shift_steps(Calibration *self, LinkClass class, size_t bytes, int steps) {
+    for (int step = 0; step < steps; step++) {
+        ptrdiff_t at = next_window(self);
+        TRY(link_shift(self->transport, &self->rings[class], self->out + at, self->in + at, bytes));
+    }
+    return OK;
+}
+
+/* All ranks begin together, one step ahead of the clock. */
+static Status time_steps(Calibration *self, LinkClass class, size_t bytes, int steps, double *time_s) {
+    TRY(transport_barrier(self->transport));
+    TRY(shift_steps(self, class, bytes, 1));
+    double start_s = clock_s();
+    TRY(shift_steps(self, class, bytes, steps));
+    *time_s = (clock_s() - start_s) / steps;
+    return OK;
+}
+
+static Status time_add(Calibration *self, double *time_s) {
+    ptrdiff_t at = next_window(self);
+    float *sum = (float *)(void *)(self->in + at);
+    const float *term = (const float *)(const void *)(self->out + at);
+    TRY(transport_barrier(self->transport));
+    double start_s = clock_s();
+    vector_add(sum, term, WINDOW_BYTES / (int)sizeof(float));
+    *time_s = clock_s() - start_s;
+    return OK;
+}
+
+static Status time_copy(Calibration *self, double *time_s) {
+    int to = self->rings[INSIDE].to;
+    ptrdiff_t at = next_window(self);
+    const char *peer = to < 0 ? NULL : transport_peer_ptr(self->transport, self->out + at, to);
+    TRY(transport_barrier(self->transport));
+    double start_s = clock_s();
+    memcpy(self->in + at, peer ? peer : self->out + at, WINDOW_BYTES);
+    *time_s = clock_s() - start_s;
+    return OK;
+}
+
+static Status repeat(Calibration *self, double *time_s) {
+    for (LinkClass class = INSIDE; class < LINK_CLASSES; class++) {
+        if (self->rings[class].lanes == 0)
+            continue;
+        TRY(time_steps(self, class, 0, self->steps[class], &time_s[LATENCY + class]));
+        TRY(time_steps(self, class, self->message_bytes[class], 1, &time_s[RATE + class]));
+    }
+    TRY(time_add(self, &time_s[ADD]));
+    return time_copy(self, &time_s[COPY]);
+}
+
+/* ---- all ranks ---- */
+
+/* In place: the largest over all ranks. */
+static Status slowest(Calibration *self, double *values, int count) {
+    Transport *transport = self->transport;
+    size_t bytes = (size_t)count * sizeof *values;
+    transport_group_begin(transport);
+    for (int peer = 0; peer < transport->ranks; peer++)
+        if (peer != transport->rank) {
+            transport_send(transport, peer, values, bytes);
+            transport_recv(transport, peer, self->gathered + peer * count, bytes);
+        }
+    TRY(transport_group_end(transport));
+    memcpy(self->gathered + transport->rank * count, values, bytes);
+    for (int i = 0; i < count * transport->ranks; i++)
+        values[i % count] = self->gathered[i] > values[i % count] ? self->gathered[i] : values[i % count];
+    return OK;
+}
+
+/* How much each repeat is to move over links of this class. Doubling goes past what a shaped link gives away. */
+static Status look(Calibration *self, LinkClass class) {
+    double time_s = 0;
+    if (self->rings[class].lanes == 0)
+        return OK;
+    TRY(time_steps(self, class, 0, STEPS_MIN, &time_s));
+    TRY(slowest(self, &time_s, 1));
+    double steps = ROUND_S / (time_s + ROUND_S / STEPS_MAX);
+    self->steps[class] = steps < STEPS_MIN ? STEPS_MIN : (int)steps;
+    size_t bytes = MESSAGE_MIN_BYTES;
+    for (;; bytes *= 2) {
+        TRY(time_steps(self, class, bytes, 1, &time_s));
+        TRY(slowest(self, &time_s, 1));
+        if (time_s > ROUND_S / 2 || bytes == WINDOW_BYTES)
+            break;
+    }
+    self->message_bytes[class] = bytes;
+    return OK;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median_s(const Calibration *self, int probe) {
+    double values[REPEATS];
+    for (int i = 0; i < REPEATS; i++)
+        values[i] = self->time_s[i][probe];
+    qsort(values, REPEATS, sizeof *values, compare_doubles);
+    return values[REPEATS / 2];
+}
+
+static LinkCosts conclude(const Calibration *self) {
+    LinkCosts costs = {.add_s_per_byte = median_s(self, ADD) / WINDOW_BYTES,
+                       .copy_s_per_byte = median_s(self, COPY) / WINDOW_BYTES};
+    for (int class = INSIDE; class < LINK_CLASSES; class++) {
+        double latency_s = median_s(self, LATENCY + class), step_s = median_s(self, RATE + class);
+        size_t bytes = self->message_bytes[class] * (size_t)self->rings[class].lanes;
+        costs.latency_s[class] = latency_s;
+        if (bytes > 0)
+            costs.s_per_byte[class] = (step_s > 2 * latency_s ? step_s - latency_s : step_s / 2) / (double)bytes;
+    }
+    return costs;
+}
+
+static Status measure(Calibration *self, LinkCosts *costs) {
+    for (LinkClass class = INSIDE; class < LINK_CLASSES; class++)
+        TRY(look(self, class));
+    for (int i = 0; i < REPEATS; i++)
+        TRY(repeat(self, self->time_s[i]));
+    TRY(slowest(self, self->time_s[0], REPEATS * PROBES));
+    *costs = conclude(self);
+    return OK;
+}
+
+/* ---- life ---- */
+
+/* Allocates on every rank or fails on every rank; only `gathered` must be there to say so. */
+static Status take_memory(Calibration *self) {
+    self->gathered = malloc((size_t)self->transport->ranks * REPEATS * PROBES * sizeof(double));
+    self->in = calloc(1, BUFFER_BYTES);
+    self->out = transport_share(self->transport, BUFFER_BYTES);
+    if (!self->gathered)
+        return fault("no memory for the calibration of links");
+    double missing = !self->in || !self->out;
+    TRY(slowest(self, &missing, 1));
+    if (missing > 0)
+        return fault("no memory for the calibration of links");
+    memset(self->in, 0, BUFFER_BYTES); /* its pages exist from now on */
+    memset(self->out, 0, BUFFER_BYTES);
+    return OK;
+}
+
+Status calibrate(Transport *transport, LinkCosts *costs) {
+    Calibration self = {.transport = transport};
+    for (LinkClass class = INSIDE; class < LINK_CLASSES; class++)
+        self.rings[class] = link_ring(transport, class);
+    Status status = take_memory(&self);
+    if (status == OK)
+        status = measure(&self, costs);
+    if (status == OK)
+        status = transport_barrier(transport); /* the next rank may still read `out` */
+    transport_unshare(transport, self.out);
+    free(self.in);
+    free(self.gathered);
+    return status;
+}
+
+static size_t class_text(const LinkCosts *costs, LinkClass class, const char *name, char *text, size_t size) {
+    int length = 0;
+    if (costs->s_per_byte[class] > 0)
+        length = snprintf(text, size, "%s %.1f us, %.3g GB/s; ", name, 1e6 * costs->latency_s[class],
+                          1e-9 / costs->s_per_byte[class]);
+    return (size_t)length < size ? (size_t)length : size;
+}
+
+void calibrate_text(const LinkCosts *costs, char *text, size_t size) {
+    size_t used = class_text(costs, INSIDE, "inside a node", text, size);
+    used += class_text(costs, BETWEEN, "between nodes", text + used, size - used);
+    snprintf(text + used, size - used, "add %.3g GB/s, copy %.3g GB/s", 1e-9 / costs->add_s_per_byte,
+             1e-9 / costs->copy_s_per_byte);
+}

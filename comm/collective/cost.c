@@ -1,0 +1,32 @@
+#include "comm/collective/cost.h"
+
+#include "comm/collective/topology.h"
+
+double cost_step_s(const LinkCosts *costs, double inside_bytes, double nic_bytes) {
+    double inside_s = inside_bytes * costs->s_per_byte[0], nic_s = nic_bytes * costs->s_per_byte[1];
+    double latency_s = nic_bytes > 0 ? costs->latency_s[1] : inside_bytes > 0 ? costs->latency_s[0] : 0;
+    return latency_s + (inside_s > nic_s ? inside_s : nic_s);
+}
+
+/* Messages that leave and that enter the node of `member`, whichever are more. */
+static int crossing(const Group *group, CostPeerFn *peer, int step, int member) {
+    int out = 0, in = 0;
+    for (int i = 0; i < group->size; i++) {
+        int to = peer(group, i, step);
+        if (to >= 0 && !same_node(group, i, to)) {
+            out += same_node(group, i, member);
+            in += same_node(group, to, member);
+        }
+    }
+    return out > in ? out : in;
+}
+
+double cost_shift_s(const Group *group, const LinkCosts *costs, CostPeerFn *peer, int step, double bytes) {
+    int inside = 0, nic = 0;
+    for (int i = 0; i < group->size; i++) {
+        int to = peer(group, i, step), count = crossing(group, peer, step, i);
+        inside |= to >= 0 && same_node(group, i, to);
+        nic = count > nic ? count : nic;
+    }
+    return cost_step_s(costs, inside * bytes, nic * bytes);
+}

@@ -1,0 +1,143 @@
+/* hierarchical: most bytes stay inside nodes. The data is cut into columns, as many as the smallest node has ranks; the
+ * j-th rank of each node owns column j there. Two stages of pipeline.h: inside each node all its ranks and the columns'
+ * owners, then between nodes the owners of the same column.
+ *
+ *   {3, 2}     node 0: ranks 0 1 2        node 1: ranks 3 4       2 columns a, b
+ *   scatter 0  0 <- a of 1, 2             3 <- a of 4
+ *              1 <- b of 0, 2             4 <- b of 3
+ *   sum 0      0 has a, 1 has b of node 0; 3 has a, 4 has b of node 1
+ *   scatter 1  0 <-> 3 halves of a,   1 <-> 4 halves of b
+ *   sum 1      each has half a column's sum over nodes
+ *   gather 1   0 <-> 3,   1 <-> 4
+ *   gather 0   0 gives a to 1, 2; 1 gives b to 0, 2            3 gives a to 4, 4 gives b to 3
+ *
+ * Each NIC carries 2 (m-1)/m S for m nodes, whatever the ranks per node, in two steps. The order of a sum: the ranks of a
+ * node as in the group, then nodes by their first rank; independent of size. One node or one rank per node leaves one stage.
+ *
+ * leader: the same with one column, so that only the first rank of each node talks to other nodes. */
+#include "comm/collective/collective.h"
+#include "comm/collective/cost.h"
+#include "comm/collective/pipeline.h"
+#include "comm/collective/topology.h"
+
+#include <assert.h>
+
+static_assert(sizeof(int) == sizeof(float), "members lie in scratch");
+
+enum { COLUMNS_ALL = 0, COLUMNS_ONE = 1 };
+
+static Shape shape_of(Topology topology, int columns_max) {
+    int columns = columns_max == COLUMNS_ONE ? 1 : topology.smallest;
+    Shape shape = {.stages = 0};
+    if (topology.largest > 1) {
+        shape.members[shape.stages] = topology.largest;
+        shape.owners[shape.stages++] = columns;
+    }
+    if (topology.nodes > 1) {
+        shape.members[shape.stages] = topology.nodes;
+        shape.owners[shape.stages++] = topology.nodes;
+    }
+    return shape;
+}
+
+/* The members that share a node with this rank. */
+static Group local_group(const Group *world, int *members) {
+    Group group = {world->transport, members, 0, place_in_node(world, world->self)};
+    for (int i = 0; i < world->size; i++)
+        if (same_node(world, i, world->self))
+            members[group.size++] = world->members[i];
+    return group;
+}
+
+/* In each node the member that stands where this one stands in its own, in the order of nodes. */
+static Group column_group(const Group *world, int *members) {
+    Group group = {world->transport, members, 0, -1};
+    int place = place_in_node(world, world->self);
+    for (int first = 0; first < world->size; first++)
+        for (int i = first; place_in_node(world, first) == 0 && i < world->size; i++)
+            if (same_node(world, first, i) && place_in_node(world, i) == place) {
+                group.self = i == world->self ? group.size : group.self;
+                members[group.size++] = world->members[i];
+            }
+    return group;
+}
+
+static int64_t scratch_elems(const Group *group, int64_t elems, int columns_max) {
+    Shape shape = shape_of(topology_of(group), columns_max);
+    return pipeline_scratch_elems(&shape, elems) + 2 * group->size;
+}
+
+static Status allreduce(const Group *world, float *data, int64_t elems, float scale, float *scratch, int columns_max) {
+    Topology topology = topology_of(world);
+    Shape shape = shape_of(topology, columns_max);
+    Stage stages[STAGES_MAX];
+    int *members = (int *)(scratch + pipeline_scratch_elems(&shape, elems)), count = 0;
+    if (topology.largest > 1) {
+        stages[count] = (Stage){local_group(world, members), shape.owners[count]};
+        count++;
+    }
+    if (topology.nodes > 1) {
+        stages[count] = (Stage){column_group(world, members + world->size), shape.owners[count]};
+        if (count > 0 && stages[0].group.self >= stages[0].owners)
+            stages[count].group.self = -1; /* owns no column */
+        count++;
+    }
+    assert(count == shape.stages);
+    return pipeline_run(&shape, stages, data, elems, scale, scratch);
+}
+
+/* Of the stage inside the largest node: scatter and gather of one owner's column. */
+static double inside_s(const LinkCosts *costs, double members, double column_bytes) {
+    double moved = (members - 1) * column_bytes;
+    return moved * costs->add_s_per_byte +
+           moved * (costs->copy_s_per_byte > 0 ? costs->copy_s_per_byte : 2 * costs->s_per_byte[0]);
+}
+
+static double predict_s(const Group *group, int64_t elems, const LinkCosts *costs, int columns_max) {
+    Topology topology = topology_of(group);
+    Shape shape = shape_of(topology, columns_max);
+    if (shape.stages == 0 || elems == 0)
+        return 0;
+    const double S = (double)elems * sizeof(float), m = topology.nodes;
+    const double columns = topology.largest > 1 ? shape.owners[0] : 1;
+    double inside = 0, between = 0, latency_s = 0;
+    if (topology.largest > 1) {
+        inside = inside_s(costs, topology.largest, S / columns);
+        latency_s += 2 * costs->latency_s[0];
+    }
+    if (topology.nodes > 1) {
+        between = 2 * (m - 1) / m * S * costs->s_per_byte[1] + (m - 1) / m * S / columns * costs->add_s_per_byte;
+        latency_s += 2 * costs->latency_s[1];
+    }
+    double longer = inside > between ? inside : between, shorter = inside + between - longer;
+    return latency_s + longer + shorter / (double)pipeline_segments(&shape, elems);
+}
+
+static int64_t hierarchical_scratch_elems(const Group *group, int64_t elems) {
+    return scratch_elems(group, elems, COLUMNS_ALL);
+}
+static double hierarchical_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
+    return predict_s(group, elems, costs, COLUMNS_ALL);
+}
+static Status hierarchical_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+    return allreduce(group, data, elems, scale, scratch, COLUMNS_ALL);
+}
+
+static int64_t leader_scratch_elems(const Group *group, int64_t elems) {
+    return scratch_elems(group, elems, COLUMNS_ONE);
+}
+static double leader_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
+    return predict_s(group, elems, costs, COLUMNS_ONE);
+}
+static Status leader_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+    return allreduce(group, data, elems, scale, scratch, COLUMNS_ONE);
+}
+
+const Collective collective_hierarchical = {.name = "hierarchical",
+                                            .scratch_elems = hierarchical_scratch_elems,
+                                            .predict_s = hierarchical_predict_s,
+                                            .allreduce = hierarchical_allreduce};
+const Collective collective_leader = {.name = "leader",
+                                      .scratch_elems = leader_scratch_elems,
+                                      .predict_s = leader_predict_s,
+                                      .allreduce = leader_allreduce};

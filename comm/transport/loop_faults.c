@@ -1,0 +1,91 @@
+/* The text of injected faults, "kind:key=value,...;...", and what it means for one message. A message's fate is a pure
+ * function of the text, the sender and the message's number, so a test that fails fails again. */
+#include "comm/transport/loop_faults.h"
+
+#include "base/random.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const kinds[] = {"delay", "drop", "die"};
+
+static bool is_word(const char *text, size_t length, const char *word) {
+    return strlen(word) == length && strncmp(text, word, length) == 0;
+}
+
+static Status read_key(LoopFault *fault_, const char *text, size_t length) {
+    const char *equals = memchr(text, '=', length);
+    size_t name = equals ? (size_t)(equals - text) : 0;
+    char *end = NULL;
+    double value = equals ? strtod(equals + 1, &end) : -1;
+    if (!equals || end == equals + 1 || end != text + length || !(value >= 0 && value <= 1e9))
+        return bad_input("loop.faults: expected key=number, found '%.*s'", (int)length, text);
+    if (is_word(text, name, "rank"))
+        fault_->rank = (int64_t)value;
+    else if (is_word(text, name, "ms") && fault_->kind == FAULT_DELAY)
+        fault_->ms = value;
+    else if (is_word(text, name, "every") && fault_->kind == FAULT_DELAY)
+        fault_->every = (int64_t)value;
+    else if (is_word(text, name, "message") && fault_->kind != FAULT_DELAY)
+        fault_->message = (int64_t)value;
+    else
+        return bad_input("loop.faults: %s has no key '%.*s'", kinds[fault_->kind], (int)name, text);
+    return OK;
+}
+
+static Status read_kind(LoopFault *fault_, const char *text, size_t length) {
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++)
+        if (is_word(text, length, kinds[kind])) {
+            *fault_ = (LoopFault){.kind = kind, .rank = -1, .every = 1};
+            return OK;
+        }
+    return bad_input("loop.faults: expected delay, drop or die, found '%.*s'", (int)length, text);
+}
+
+static Status check(const LoopFault *fault_, const char *text, size_t length) {
+    bool complete = fault_->kind == FAULT_DELAY ? fault_->ms > 0 && fault_->every > 0
+                                                : fault_->rank >= 0 && fault_->message > 0;
+    if (!complete)
+        return bad_input("loop.faults: '%.*s' needs %s", (int)length, text,
+                         fault_->kind == FAULT_DELAY ? "ms" : "rank and message (1 is the first)");
+    return OK;
+}
+
+static Status read_fault(LoopFault *fault_, const char *text, size_t length) {
+    size_t at = strcspn(text, ":;");
+    TRY(read_kind(fault_, text, at < length ? at : length));
+    while (at < length) {
+        size_t key = strcspn(text + at + 1, ",;");
+        TRY(read_key(fault_, text + at + 1, key));
+        at += 1 + key;
+    }
+    return check(fault_, text, length);
+}
+
+Status loop_faults_parse(LoopFaults *faults, const char *text) {
+    faults->count = 0;
+    while (*text) {
+        size_t length = strcspn(text, ";");
+        if (faults->count == LOOP_FAULTS_MAX)
+            return bad_input("loop.faults: more than %d of them", LOOP_FAULTS_MAX);
+        TRY(read_fault(&faults->faults[faults->count++], text, length));
+        text += length + (text[length] == ';');
+    }
+    return OK;
+}
+
+LoopFate loop_faults_fate(const LoopFaults *faults, int rank, int64_t message) {
+    LoopFate fate = {0};
+    for (int i = 0; i < faults->count; i++) {
+        const LoopFault *entry = &faults->faults[i];
+        if (entry->rank >= 0 && entry->rank != rank)
+            continue;
+        if (entry->kind == FAULT_DELAY)
+            fate.delay_s += random_bits((uint64_t)i, (uint64_t)rank, (uint64_t)message) % (uint64_t)entry->every == 0
+                                ? 1e-3 * entry->ms
+                                : 0;
+        fate.drop |= entry->kind == FAULT_DROP && entry->message == message;
+        fate.die |= entry->kind == FAULT_DIE && entry->message == message;
+    }
+    return fate;
+}

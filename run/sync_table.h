@@ -1,0 +1,10 @@
+/* The closing table of gradient synchronisation: a row per bucket. */
+#ifndef RUN_SYNC_TABLE_H
+#define RUN_SYNC_TABLE_H
+
+#include "comm/comm.h"
+
+/* Prints means over the run's steps, of this rank; nothing with one rank. Of very many buckets only the first and last. */
+void sync_table_print(const Sync *sync);
+
+#endif

@@ -1,0 +1,91 @@
+#!/bin/bash
+# build/allreduce: every algorithm is exact at small sizes, as threads and under mpirun; columns, JSON keys, flags and
+# exit codes. Called by `make test` with BUILD and MPI set.
+set -u
+program=${BUILD:-build}/allreduce
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # Open MPI refuses root without them
+export OMPI_MCA_rmaps_base_oversubscribe=1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failures=0
+collectives='naive ring tree reduce_scatter hierarchical leader'
+keys='algorithm compress ranks nodes bytes time_us algbw_gb_per_s busbw_gb_per_s wrong predicted_us cpu_s_per_gb'
+
+fail() {
+    echo "test_allreduce.sh: $1"
+    sed 's/^/    /' "$folder/output" "$folder/errors"
+    failures=$((failures + 1))
+}
+
+# start COMMAND...: at most a minute; sets code
+start() {
+    timeout 60 "$@" >"$folder/output" 2>"$folder/errors"
+    code=$?
+}
+
+# expect_json ROWS RANKS NODES: so many rows, each with exactly the keys, and no wrong element
+expect_json() {
+    [ "$code" = 0 ] || fail "exit code $code"
+    [ "$(wc -l <"$folder/output")" = "$1" ] || fail "expected $1 rows"
+    [ "$(grep -oE '"[a-z_]+": ' "$folder/output" | tr -d '": ' | paste -sd' ' | sed "s/ algorithm /\nalgorithm /g" | sort -u)" = "$keys" ] ||
+        fail "other keys than $keys"
+    [ "$(grep -c "\"compress\": \"none\", \"ranks\": $2, \"nodes\": $3, .*\"wrong\": 0, " "$folder/output")" = "$1" ] ||
+        fail "ranks, nodes or wrong elements"
+    ! grep -q null "$folder/output" || fail "a value is missing"
+}
+
+# algorithms of the rows, each once
+algorithms() { sed 's/.*"algorithm": "\([a-z_]*\)".*/\1/' "$folder/output" | sort -u | paste -sd' '; }
+sorted() { printf '%s\n' "$@" | sort | paste -sd' '; }
+
+for shape in '2 0 1' '3 1 3' '4 2 2' '5 3 2'; do
+    read -r ranks per_node nodes <<<"$shape"
+    start "$program" --loop-ranks "$ranks" --ranks-per-node "$per_node" -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
+    expect_json 18 "$ranks" "$nodes"
+    # shellcheck disable=SC2086
+    [ "$(algorithms)" = "$(sorted $collectives)" ] || fail "algorithms on $shape"
+done
+
+start "$program" --loop-ranks 2 -b 4K -e 4K -n 3 --algorithm tree,link
+[ "$code" = 0 ] && [ ! -s "$folder/errors" ] || fail "two algorithms by name: exit code $code"
+grep -q '^# 2 ranks on 1 node, cores .*transport loop; inside a node .* GB/s; add .* GB/s, copy' "$folder/output" || fail "header"
+columns='size \(B\) +count +algorithm +time \(us\) +algbw \(GB/s\) +busbw \(GB/s\) +#wrong +predicted \(us\) +CPU s/GB'
+grep -qE "^ *$columns" "$folder/output" || fail "columns"
+[ "$(grep -cE '^ *4096 +1024 +(tree|link) .* 0 ' "$folder/output")" = 2 ] || fail "rows"
+
+start "$program" --loop-ranks 4 --ranks-per-node 2 --minbytes 64K --maxbytes 64K --iters 2 --algorithm link --json loop.gb_per_s_between=1
+expect_json 1 4 2
+start "$program" --loop-ranks 4 --ranks-per-node 2 --minbytes 8 --maxbytes 8 --iters 2 --algorithm hierarchical --leader --json
+expect_json 1 4 2
+[ "$(algorithms)" = leader ] || fail "--leader"
+
+# refuse LINE ARGUMENTS...: exit code 2 and that line
+refuse() {
+    local line=$1
+    shift
+    start "$program" "$@"
+    [ "$code" = 2 ] && grep -q "^allreduce: .*$line" "$folder/errors" || fail "$*: exit code $code"
+}
+refuse "no all-reduce is called 'rign'" --loop-ranks 2 --algorithm rign
+refuse 'has no all-reduce of its own' --loop-ranks 2 --algorithm native
+refuse 'needs two ranks' --algorithm link
+refuse 'expected at most --maxbytes' -b 1M -e 1K
+refuse "found '-z'" -z 3
+refuse 'compress: expected' --compress int8
+
+if [ "${MPI:-1}" = 0 ]; then
+    echo "mpirun: skipped: built without MPI"
+else
+    for shape in '2 0 1' '4 2 2'; do
+        read -r ranks per_node nodes <<<"$shape"
+        start mpirun -n "$ranks" "$program" --ranks-per-node "$per_node" -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
+        expect_json 21 "$ranks" "$nodes"
+        # shellcheck disable=SC2086
+        [ "$(algorithms)" = "$(sorted native $collectives)" ] || fail "algorithms under mpirun on $shape"
+    done
+    start mpirun -n 2 "$program" --algorithm rign
+    [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "a wrong name under mpirun: exit code $code"
+fi
+
+[ $failures = 0 ] && echo "test_allreduce.sh: passed"
+exit $((failures > 0))

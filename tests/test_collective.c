@@ -1,0 +1,471 @@
+/* The collectives on the loop transport: every one of them on every shape of a world, in private and in shared memory. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/check.h"
+#include "tests/collective_cases.h"
+
+#include "comm/collective/topology.h"
+#include "comm/transport/transport_loop.h"
+
+#include <assert.h>
+#include <pthread.h>
+
+/* ---- worlds ---- */
+
+/* Which node each rank is on. */
+typedef struct Place {
+    const char *name;
+    int ranks, node[CASE_RANKS_MAX];
+} Place;
+
+static const Place places[] = {
+    {"1 node of 1", 1, {0}},
+    {"1 node of 2", 2, {0}},
+    {"1 node of 3", 3, {0}},
+    {"1 node of 4", 4, {0}},
+    {"1 node of 5", 5, {0}},
+    {"1 node of 6", 6, {0}},
+    {"1 node of 7", 7, {0}},
+    {"1 node of 8", 8, {0}},
+    {"1 node of 9", 9, {0}},
+    {"2 nodes of 1", 2, {0, 1}},
+    {"3 nodes of 1", 3, {0, 1, 2}},
+    {"4 nodes of 1", 4, {0, 1, 2, 3}},
+    {"5 nodes of 1", 5, {4, 3, 2, 1, 0}},
+    {"6 nodes of 1", 6, {0, 1, 2, 3, 4, 5}},
+    {"7 nodes of 1", 7, {0, 1, 2, 3, 4, 5, 6}},
+    {"8 nodes of 1", 8, {0, 1, 2, 3, 4, 5, 6, 7}},
+    {"9 nodes of 1", 9, {0, 1, 2, 3, 4, 5, 6, 7, 8}},
+    {"2 nodes of 2", 4, {0, 0, 1, 1}},
+    {"2 nodes of 3", 6, {0, 0, 0, 1, 1, 1}},
+    {"3 nodes of 2", 6, {0, 0, 1, 1, 2, 2}},
+    {"3 nodes of 3", 9, {0, 0, 0, 1, 1, 1, 2, 2, 2}},
+    {"2 nodes of 4", 8, {0, 0, 0, 0, 1, 1, 1, 1}},
+    {"2 and 1", 3, {0, 0, 1}},
+    {"3 and 2", 5, {0, 0, 0, 1, 1}},
+    {"1 and 4", 5, {0, 1, 1, 1, 1}},
+    {"4 and 3", 7, {0, 0, 0, 0, 1, 1, 1}},
+    {"2 and 3, mixed", 5, {7, 3, 7, 3, 3}},
+    {"3 and 2, second first", 5, {1, 0, 1, 0, 1}},
+    {"4 nodes of 2, round robin", 8, {3, 2, 1, 0, 3, 2, 1, 0}},
+    {"3, 3 and 3, mixed", 9, {-2, -2, 500, 500, 9, -2, 9, 9, 500}},
+    {"1, 2 and 4", 7, {1, 2, 2, 4, 4, 4, 4}},
+};
+enum { PLACES = sizeof places / sizeof *places };
+
+static int count_nodes(const Place *place) {
+    int nodes = 0;
+    for (int rank = 0; rank < place->ranks; rank++) {
+        bool first = true;
+        for (int before = 0; before < rank; before++)
+            first &= place->node[before] != place->node[rank];
+        nodes += first;
+    }
+    return nodes;
+}
+
+static const int in_order[CASE_RANKS_MAX] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* ---- ranks as threads ---- */
+
+typedef struct World World;
+typedef Status RankBody(const World *world, Transport *transport);
+
+struct World {
+    const Place *place;
+    RankBody *body;
+    const void *user;
+    Expected expected;
+    LoopWorld *loop;
+    pthread_t threads[CASE_RANKS_MAX];
+};
+
+typedef struct RankStart {
+    World *world;
+    int rank;
+} RankStart;
+
+static void *rank_thread(void *argument) {
+    RankStart start = *(RankStart *)argument;
+    World *world = start.world;
+    Transport *transport = loop_transport(world->loop, start.rank);
+    Status status = world->body(world, transport);
+    if (status != OK)
+        transport_abandon(transport);
+    loop_leave(world->loop, start.rank, status);
+    return NULL;
+}
+
+/* Runs body in every rank, with the ranks' nodes set. The failure of the first rank that had one is the test's. */
+static Status run_world(const Place *place, RankBody *body, const void *user, const LoopLinks *links, int64_t elems) {
+    World world = {.place = place, .body = body, .user = user};
+    RankStart starts[CASE_RANKS_MAX];
+    bool all_left = false;
+    expected_create(&world.expected, in_order, place->ranks, place->node, elems);
+    assert_ok(loop_create(&world.loop, place->ranks, 30));
+    if (links)
+        loop_set_links(world.loop, links);
+    for (int rank = 0; rank < place->ranks; rank++)
+        memcpy(loop_transport(world.loop, rank)->node, place->node, (size_t)place->ranks * sizeof(int));
+    for (int rank = 0; rank < place->ranks; rank++) {
+        starts[rank] = (RankStart){&world, rank};
+        assert_int_equal(pthread_create(&world.threads[rank], NULL, rank_thread, &starts[rank]), 0);
+    }
+    for (int rank = 0; rank < place->ranks; rank++)
+        pthread_join(world.threads[rank], NULL);
+    Status status = loop_wait(world.loop, 1, &all_left);
+    loop_destroy(world.loop);
+    expected_destroy(&world.expected);
+    return status;
+}
+
+static void run_places(RankBody *body, const void *user, const LoopLinks *links, int64_t elems, int ranks_max) {
+    for (int i = 0; i < PLACES; i++)
+        if (places[i].ranks <= ranks_max && run_world(&places[i], body, user, links, elems) != OK)
+            fail_msg("%s: %s", places[i].name, error_line());
+}
+
+/* ---- sums ---- */
+
+static Arena arena_of(const World *world, Transport *transport, float *memory) {
+    return (Arena){{transport, in_order, transport->ranks, transport->rank}, &world->expected, memory};
+}
+
+/* user: whether the memory is shared. */
+static Status all_collectives(const World *world, Transport *transport) {
+    bool shared = *(const bool *)world->user;
+    float *memory = arena_memory(transport, world->expected.elems, shared);
+    EXPECT(memory);
+    Arena arena = arena_of(world, transport, memory);
+    Status status = case_all_collectives(&arena);
+    arena_release(transport, memory, shared);
+    return status;
+}
+
+static void test_private_memory(void **state) {
+    (void)state;
+    bool shared = false;
+    run_places(all_collectives, &shared, NULL, CASE_ELEMS, 9);
+}
+
+static void test_shared_memory(void **state) {
+    (void)state;
+    bool shared = true;
+    run_places(all_collectives, &shared, NULL, CASE_ELEMS, 9);
+}
+
+/* Large enough for several segments in every phase. */
+static Status a_million(const World *world, Transport *transport) {
+    bool shared = *(const bool *)world->user;
+    float *memory = arena_memory(transport, world->expected.elems, shared);
+    EXPECT(memory);
+    Arena arena = arena_of(world, transport, memory);
+    Status status = OK;
+    for (int which = 0; which < CASE_COLLECTIVES && status == OK; which++)
+        if (case_runs(&arena.group, case_collective(which)))
+            status = case_random_size(&arena, which, CASE_MILLION);
+    arena_release(transport, memory, shared);
+    return status;
+}
+
+static void test_a_million(void **state) {
+    (void)state;
+    for (int shared = 0; shared < 2; shared++)
+        run_places(a_million, &(bool){shared}, NULL, CASE_MILLION, 6);
+}
+
+/* Links that are slow in different ways let messages of different phases overtake each other. */
+static void test_slow_links(void **state) {
+    (void)state;
+    const LoopLinks links[] = {{300, 5, 0, 0}, {5, 300, 4, 2}};
+    for (int shared = 0; shared < 2; shared++)
+        for (int i = 0; i < 2; i++)
+            run_places(a_million, &(bool){shared}, &links[i], CASE_MILLION, 5);
+}
+
+/* Groups that are not the whole world, out of order, two at a time. */
+static Status subgroups(const World *world, Transport *transport) {
+    static const int first[] = {2, 0}, second[] = {3, 1, 4}, place[] = {1, 1, 0, 0, 2}; /* of each rank in its group */
+    bool shared = *(const bool *)world->user, in_first = transport->rank == 0 || transport->rank == 2;
+    float *memory = arena_memory(transport, CASE_ELEMS, shared);
+    Expected expected;
+    EXPECT(memory);
+    Group group = in_first ? (Group){transport, first, 2, place[transport->rank]}
+                           : (Group){transport, second, 3, place[transport->rank]};
+    expected_create(&expected, group.members, group.size, transport->node, CASE_ELEMS);
+    Arena arena = {group, &expected, memory};
+    Status status = case_all_collectives(&arena);
+    if (status == OK)
+        status = transport_barrier(transport);
+    arena_release(transport, memory, shared);
+    expected_destroy(&expected);
+    return status;
+}
+
+static void test_subgroups(void **state) {
+    (void)state;
+    for (int shared = 0; shared < 2; shared++)
+        for (int i = 0; i < PLACES; i++)
+            if (places[i].ranks == 5 && run_world(&places[i], subgroups, &(bool){shared}, NULL, 1) != OK)
+                fail_msg("%s: %s", places[i].name, error_line());
+}
+
+/* ---- bytes, against the table of collective.h ---- */
+
+/* Divides evenly among 1 to 4 ranks and nodes, and their halves; more than one segment. */
+enum { BYTES_ELEMS = 48 * 4096 };
+
+/* What this rank should send inside its node and to others. */
+typedef struct Sent {
+    int64_t inside, between;
+} Sent;
+
+static int64_t node_size(const Place *place, int rank) {
+    int64_t size = 0;
+    for (int other = 0; other < place->ranks; other++)
+        size += place->node[other] == place->node[rank];
+    return size;
+}
+
+static int local_rank(const Place *place, int rank) {
+    int before = 0;
+    for (int other = 0; other < rank; other++)
+        before += place->node[other] == place->node[rank];
+    return before;
+}
+
+static void add_sent(Sent *sent, const Place *place, int rank, int peer, int64_t bytes) {
+    *(place->node[rank] == place->node[peer] ? &sent->inside : &sent->between) += bytes;
+}
+
+static Sent sent_naive(const Place *place, int rank, int64_t S) {
+    Sent sent = {0, 0};
+    for (int peer = 1; peer < place->ranks; peer++)
+        if (rank == 0)
+            add_sent(&sent, place, 0, peer, S);
+    if (rank > 0)
+        add_sent(&sent, place, rank, 0, S);
+    return sent;
+}
+
+static Sent sent_ring(const Place *place, int rank, int64_t S) {
+    Sent sent = {0, 0};
+    int N = place->ranks;
+    if (N > 1)
+        add_sent(&sent, place, rank, (rank + 1) % N, 2 * (N - 1) * S / N);
+    return sent;
+}
+
+/* Of 1, 2, 3, 4, 5 ranks. */
+static Sent sent_tree(const Place *place, int rank, int64_t S) {
+    Sent sent = {0, 0};
+    int N = place->ranks, steps = N >= 4 ? 2 : N >= 2 ? 1 : 0, folded = N - (1 << steps);
+    if (rank < 2 * folded)
+        add_sent(&sent, place, rank, rank % 2 ? rank - 1 : rank + 1, S);
+    if (rank < 2 * folded && rank % 2 == 0)
+        return sent;
+    int position = rank < 2 * folded ? rank / 2 : rank - folded;
+    for (int step = 0; step < steps; step++) {
+        int other = position ^ 1 << step, peer = other < folded ? 2 * other + 1 : other + folded;
+        add_sent(&sent, place, rank, peer, 2 * (S >> (step + 1)));
+    }
+    return sent;
+}
+
+static Sent sent_reduce_scatter(const Place *place, int rank, int64_t S) {
+    Sent sent = {0, 0};
+    for (int peer = 0; peer < place->ranks; peer++)
+        if (peer != rank)
+            add_sent(&sent, place, rank, peer, 2 * S / place->ranks + 4);
+    return sent;
+}
+
+static Sent sent_columns(const Place *place, int rank, int64_t S, int64_t columns) {
+    int64_t local = node_size(place, rank), place_here = local_rank(place, rank), m = count_nodes(place), most = 0;
+    bool owner = place_here < columns;
+    for (int other = 0; other < place->ranks; other++)
+        most = node_size(place, other) > most ? node_size(place, other) : most;
+    Sent sent = {(columns - owner) * (S / columns + 4) + owner * (local - 1) * (S / columns),
+                 owner * 2 * (m - 1) * (S / columns) / m};
+    if (most == 1)
+        sent.between += (m - 1) * 4; /* the only stage carries the scales */
+    return sent;
+}
+
+static Sent sent_hierarchical(const Place *place, int rank, int64_t S) {
+    int64_t columns = place->ranks;
+    for (int other = 0; other < place->ranks; other++)
+        columns = node_size(place, other) < columns ? node_size(place, other) : columns;
+    return sent_columns(place, rank, S, columns);
+}
+
+static Sent sent_leader(const Place *place, int rank, int64_t S) { return sent_columns(place, rank, S, 1); }
+
+/* user: whether the memory is shared. What goes through shared memory counts like messages. */
+static Status count_bytes(const World *world, Transport *transport) {
+    static Sent (*const formulas[CASE_COLLECTIVES])(const Place *, int, int64_t) = {
+        sent_naive, NULL, sent_ring, sent_tree, sent_reduce_scatter, sent_hierarchical, sent_leader};
+    bool shared = *(const bool *)world->user;
+    float *memory = arena_memory(transport, BYTES_ELEMS, shared);
+    EXPECT(memory);
+    Arena arena = arena_of(world, transport, memory);
+    for (int which = 0; which < CASE_COLLECTIVES; which++) {
+        if (!formulas[which])
+            continue;
+        Sent expected = formulas[which](world->place, transport->rank, BYTES_ELEMS * (int64_t)sizeof(float));
+        arena_fill(&arena, BYTES_ELEMS, case_integer);
+        int64_t inside = transport->bytes_intra, between = transport->bytes_inter;
+        TRY(case_allreduce(&arena.group, case_collective(which), arena_data(&arena), BYTES_ELEMS, 1));
+        inside = transport->bytes_intra - inside;
+        between = transport->bytes_inter - between;
+        if (inside != expected.inside || between != expected.between)
+            return fault("%s: rank %d sent %lld bytes inside and %lld between nodes, expected %lld and %lld",
+                         case_collectives[which].name, transport->rank, (long long)inside, (long long)between,
+                         (long long)expected.inside, (long long)expected.between);
+    }
+    arena_release(transport, memory, shared);
+    return OK;
+}
+
+static void test_bytes(void **state) {
+    (void)state;
+    for (int shared = 0; shared < 2; shared++)
+        for (int i = 0; i < PLACES; i++) {
+            const Place *place = &places[i];
+            int nodes = count_nodes(place);
+            if ((place->ranks <= 4 || (place->ranks <= 6 && 6 % nodes == 0)) && place->ranks != 5 &&
+                run_world(place, count_bytes, &(bool){shared}, NULL, 1) != OK)
+                fail_msg("%s, %s memory: %s", place->name, shared ? "shared" : "private", error_line());
+        }
+}
+
+/* ---- pure functions ---- */
+
+/* Groups for what needs no messages. */
+static Group still_group(Transport *transport, const Place *place, int self) {
+    *transport = (Transport){.rank = self, .ranks = place->ranks, .node = (int *)place->node};
+    return (Group){transport, in_order, place->ranks, self};
+}
+
+static void test_topology(void **state) {
+    (void)state;
+    const struct {
+        int place;
+        Topology topology;
+    } known[] = {{0, {1, 1, 1}}, {8, {1, 9, 9}}, {16, {9, 1, 1}}, {19, {3, 2, 2}}, {23, {2, 2, 3}}, {29, {3, 3, 3}}, {30, {3, 1, 4}}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        Transport transport;
+        Group group = still_group(&transport, &places[known[i].place], 0);
+        Topology topology = topology_of(&group);
+        assert_int_equal(topology.nodes, known[i].topology.nodes);
+        assert_int_equal(topology.smallest, known[i].topology.smallest);
+        assert_int_equal(topology.largest, known[i].topology.largest);
+    }
+}
+
+/* Scratch is bounded: what a large array needs, a larger one needs too, and the same on every rank. */
+static void test_scratch_is_bounded(void **state) {
+    (void)state;
+    for (int i = 0; i < PLACES; i++)
+        for (int which = 0; which < CASE_COLLECTIVES; which++) {
+            Transport transport;
+            Group group = still_group(&transport, &places[i], 0);
+            int64_t at_64m = case_collective(which)->scratch_elems(&group, 64 << 20);
+            assert_true(at_64m <= (int64_t)4 << 20);
+            assert_true(case_collective(which)->scratch_elems(&group, (int64_t)1 << 40) == at_64m);
+            assert_true(case_collective(which)->scratch_elems(&group, 0) >= 0);
+            for (int self = 1; self < group.size; self++) {
+                group = still_group(&transport, &places[i], self);
+                assert_true(case_collective(which)->scratch_elems(&group, 64 << 20) == at_64m);
+            }
+        }
+}
+
+static double predict_s(const char *name, const Place *place, int64_t elems, const LinkCosts *costs) {
+    Transport transport;
+    Group group = still_group(&transport, place, 0);
+    return collective_find(name)->predict_s(&group, elems, costs);
+}
+
+/* By hand: S = 2^26 bytes, 2 nodes of 4. */
+static void test_predictions(void **state) {
+    (void)state;
+    enum { ELEMS = 1 << 24, TWO_OF_FOUR = 21, ONE_OF_EIGHT = 7 };
+    const double S = 4.0 * ELEMS, a_i = 1e-6, a_e = 5e-5, b_i = 2e-10, b_e = 1e-9, g = 1e-10;
+    const LinkCosts costs = {{a_i, a_e}, {b_i, b_e}, g, 0};
+    const Place *place = &places[TWO_OF_FOUR];
+    assert_string_equal(place->name, "2 nodes of 4");
+    assert_close(predict_s("ring", place, ELEMS, &costs) / (14 * (a_e + S / 8 * b_e) + 7 * S / 8 * g), 1, 1e-9);
+    assert_close(predict_s("reduce_scatter", place, ELEMS, &costs) / (2 * (a_e + 2 * S * b_e) + 7 * S / 8 * g), 1, 1e-9);
+    assert_close(predict_s("naive", place, ELEMS, &costs) / (2 * 256 * a_e + 8 * S * b_e + 7 * S * g), 1, 1e-9);
+    assert_close(predict_s("tree", place, ELEMS, &costs) /
+                     (2 * (a_i + S / 2 * b_i) + 2 * (a_i + S / 4 * b_i) + 2 * (a_e + S / 2 * b_e) + 7 * S / 8 * g),
+                 1, 1e-9);
+    assert_close(predict_s("tree", place, 100, &costs) / (2 * (a_i + 400 * b_i) + a_e + 1600 * b_e + 3 * 400 * g), 1, 1e-9);
+    double inside = 3 * S / 4 * (g + 2 * b_i), between = S * b_e + S / 8 * g;
+    double hierarchical = predict_s("hierarchical", place, ELEMS, &costs);
+    assert_true(hierarchical > between + 2 * (a_i + a_e) && hierarchical < between + 2 * (a_i + a_e) + inside / 8);
+    assert_true(predict_s("leader", place, ELEMS, &costs) > 1.4 * hierarchical);
+    const LinkCosts shared = {{a_i, a_e}, {b_i, b_e}, g, 1.5e-10};
+    assert_close(predict_s("reduce_scatter", &places[ONE_OF_EIGHT], ELEMS, &shared) / (2 * a_i + 7 * S / 8 * 2.5e-10), 1, 1e-9);
+    for (int i = 0; i < PLACES; i++)
+        for (int which = 0; which < CASE_COLLECTIVES; which++) {
+            const char *name = case_collectives[which].name;
+            double none_s = predict_s(name, &places[i], 0, &costs), some_s = predict_s(name, &places[i], 1000, &costs);
+            double many_s = predict_s(name, &places[i], ELEMS, &costs);
+            assert_true(places[i].ranks == 1 ? many_s == 0 : none_s >= 0 && none_s < some_s && some_s < many_s);
+        }
+}
+
+static void test_chunks(void **state) {
+    (void)state;
+    const int64_t sizes[] = {0, 1, 4095, 4096, 4097, 100000, 124475904, (int64_t)1 << 40};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+        for (int parts = 1; parts <= 9; parts++) {
+            assert_true(chunk_start(sizes[s], parts, 0) == 0);
+            assert_true(chunk_start(sizes[s], parts, parts) == sizes[s]);
+            for (int i = 0; i < parts; i++) {
+                int64_t start = chunk_start(sizes[s], parts, i), end = chunk_start(sizes[s], parts, i + 1);
+                assert_true(start <= end && (start % CHUNK_ALIGN_ELEMS == 0 || start == sizes[s]));
+                assert_true(end - start <=
+                            (sizes[s] / CHUNK_ALIGN_ELEMS + 1) / parts * CHUNK_ALIGN_ELEMS + CHUNK_ALIGN_ELEMS);
+            }
+        }
+}
+
+static void test_names(void **state) {
+    (void)state;
+    for (int which = 0; which < CASE_COLLECTIVES; which++)
+        assert_string_equal(case_collective(which)->name, case_collectives[which].name);
+    assert_null(collective_find("auto"));
+    assert_null(collective_find(""));
+}
+
+static Status native_is_refused(const World *world, Transport *transport) {
+    (void)world;
+    Group group = {transport, in_order, transport->ranks, transport->rank};
+    EXPECT(collective_native.check(&group) == BAD_INPUT);
+    EXPECT(strstr(error_line(), "comm.algorithm = native: the loop transport has no all-reduce"));
+    return OK;
+}
+
+static void test_native_is_refused(void **state) {
+    (void)state;
+    assert_ok(run_world(&places[1], native_is_refused, NULL, NULL, 1));
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_private_memory),
+    cmocka_unit_test(test_shared_memory),
+    cmocka_unit_test(test_a_million),
+    cmocka_unit_test(test_slow_links),
+    cmocka_unit_test(test_subgroups),
+    cmocka_unit_test(test_bytes),
+    cmocka_unit_test(test_topology),
+    cmocka_unit_test(test_scratch_is_bounded),
+    cmocka_unit_test(test_predictions),
+    cmocka_unit_test(test_chunks),
+    cmocka_unit_test(test_names),
+    cmocka_unit_test(test_native_is_refused),
+};
+
+CHECK_MAIN(tests)

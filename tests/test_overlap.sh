@@ -1,0 +1,89 @@
+#!/bin/bash
+# build/overlap: its rows, the bytes and the bound they should show, real and replayed backward, threads and processes; the one
+# line for what it refuses. Times are checked from below only.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+BUILD=${BUILD:-build} MPI=${MPI:-1}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+
+cat >"$work/t.cfg" <<CFG
+[model]
+layers = 3
+heads = 2
+channels = 96
+context = 16
+vocab = 381
+[data]
+train = none
+tokenizer = none
+[train]
+seq_len = 16
+batch = 1
+[comm]
+bucket_bytes = 256K
+calibrate = no
+CFG
+
+# value MODE KEY: of that mode's row
+value() { grep "\"mode\": \"$1\"" "$work/out" | grep -o "\"$2\": [^,}]*" | cut -d: -f2 | tr -d '" '; }
+# at_least WHAT A B: A >= B, and both are numbers
+at_least() {
+    awk -v a="$2" -v b="$3" 'BEGIN { exit !(a ~ /^-?[0-9.e+-]+$/ && b ~ /^-?[0-9.e+-]+$/ && a + 0 >= b + 0) }' ||
+        fail "$1: expected $2 to be at least $3"
+}
+equal() { [ "$2" = "$3" ] || fail "$1: expected $3, found '$2'"; }
+
+# overlap ARGS...: one JSON object per row in $work/out
+overlap() {
+    "$BUILD/overlap" --json --steps 1 "$@" >"$work/out" 2>"$work/err" ||
+        { fail "overlap $*: exit $?"; cat "$work/err"; }
+}
+
+# replayed MORE-ARGS...: 2 x 2 ranks, backward 100 ms of which the link needs 80
+replayed() { overlap --comm_share 0.8 --backward_ms 100 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2 "$@"; }
+
+for algorithm in hierarchical ring reduce_scatter; do
+    replayed comm.algorithm=$algorithm
+    gradient_bytes=$(grep -o '"bytes": [0-9]*' "$work/out" | awk '{ sum += $2 } END { print sum }')
+    at_least "$algorithm: buckets" "$(grep -c '"bucket":' "$work/out")" 5
+    [ $algorithm = hierarchical ] && equal "$algorithm: bytes between nodes" "$(value overlap inter_bytes)" $((2 * gradient_bytes))
+    for mode in overlap blocking; do
+        equal "$algorithm, $mode: nodes" "$(value $mode nodes)" 2
+        at_least "$algorithm, $mode: backward" "$(value $mode backward_ms)" 99.99
+        at_least "$algorithm, $mode: exposed" "$(value $mode exposed_ms)" "$(value $mode bound_ms | awk '{ print 0.9 * $1 }')"
+    done
+    at_least "$algorithm: all of it is exposed without overlap" "$(value blocking bound_ms)" 79.9
+    at_least "$algorithm: the bound is the smaller with overlap" "$(value blocking bound_ms)" "$(value overlap bound_ms)"
+done
+
+overlap --real "$work/t.cfg" loop.ranks=3
+equal "real: ranks" "$(value overlap ranks)" 3
+at_least "real: exposed" "$(value overlap exposed_ms)" 0
+if [ "$MPI" = 1 ]; then
+    mpirun -n 2 "$BUILD/overlap" --json --steps 1 --backward_ms 20 "$work/t.cfg" >"$work/out" 2>"$work/err" ||
+        { fail "mpirun: exit $?"; cat "$work/err"; }
+    equal "mpirun: rows" "$(grep -c '"mode":' "$work/out")" 2
+    at_least "mpirun: backward" "$(value overlap backward_ms)" 19.99
+fi
+
+# refused EXIT-LINE ARGS...
+refused() {
+    local line=$1
+    shift
+    "$BUILD/overlap" "$@" >"$work/out" 2>&1
+    [ $? = 2 ] || fail "overlap $*: expected exit 2"
+    grep -q "^overlap: .*$line" "$work/out" || { fail "overlap $*: expected '$line', found:"; cat "$work/out"; }
+}
+refused 'one rank alone' "$work/t.cfg"
+refused 'train.seq_len' "$work/t.cfg" loop.ranks=2 train.seq_len=17
+refused 'comm_share: expected loop.ranks' --comm_share 1 "$work/t.cfg" loop.ranks=4
+refused 'comm_share: expected comm.algorithm' --comm_share 1 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2 \
+    comm.algorithm=naive
+refused "unknown key 'rank'" "$work/t.cfg" loop.rank=4
+refused 'no_such_profile' --profile "$work/no_such_profile" "$work/t.cfg" loop.ranks=2
+
+[ $failures = 0 ]

@@ -1,0 +1,373 @@
+/* The sync engine on the loop transport: the cut into buckets, and what comm.md's trap table asks of an engine. Each test names its trap. */
+#define _POSIX_C_SOURCE 200809L
+#include "tests/check.h"
+
+#include "base/random.h"
+#include "comm/bucket.h"
+#include "comm/comm.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the cut ---- */
+
+/* Like GPT-2's: a group outside the layers, `layers` layers of three tensors, two tensors behind them. */
+static void make_table(ParamTable *table, int layers, int64_t width) {
+    *table = (ParamTable){0};
+    param_add(table, "lnfw", -1, 1, width);
+    for (int layer = layers - 1; layer >= 0; layer--) {
+        param_add(table, "fc", layer, 4, width);
+        param_add(table, "proj", layer, 3, width);
+        param_add(table, "b", layer, 1, width + 1);
+    }
+    param_add(table, "wpe", -1, 2, width);
+    param_add(table, "wte", -1, 13, width);
+}
+
+static void check_cut(const ParamTable *table, int64_t bucket_bytes) {
+    int count;
+    Bucket *buckets = bucket_cut(table, bucket_bytes, &count);
+    assert_non_null(buckets);
+    int64_t offset = 0, max = bucket_bytes / 4;
+    for (int b = 0; b < count; b++) {
+        assert_true(buckets[b].offset == offset && buckets[b].elems > 0);
+        offset += buckets[b].elems;
+        const Gradient *first = &table->gradients[buckets[b].first_gradient];
+        const Gradient *last = &table->gradients[buckets[b].last_gradient];
+        assert_true(first->offset <= buckets[b].offset && first->offset + first->elems > buckets[b].offset);
+        assert_true(last->offset < offset && last->offset + last->elems >= offset);
+        assert_true(buckets[b].elems <= max || buckets[b].elems <= max + 9 * 1001); /* the layer that filled it */
+    }
+    assert_true(offset == table->elems);
+    assert_int_equal(buckets[count - 1].last_gradient, table->gradient_count - 1);
+    assert_true(buckets[count - 1].offset >= table->gradients[table->gradient_count - 1].offset); /* the last leaves alone */
+    free(buckets);
+}
+
+static void test_cut(void **state) {
+    (void)state;
+    ParamTable table;
+    make_table(&table, 3, 1000);
+    const int64_t sizes[] = {4, 40, 4000, 4004, 32004, 32008, 64000, 100000, 1 << 20, (int64_t)1 << 40};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        check_cut(&table, sizes[i]);
+    int count;
+    free(bucket_cut(&table, 4, &count));
+    assert_int_equal(count, table.elems);
+    free(bucket_cut(&table, (int64_t)1 << 40, &count));
+    assert_int_equal(count, 2);
+    Bucket *buckets = bucket_cut(&table, 32004, &count); /* a layer is 8001 values: each is a bucket, none is cut */
+    assert_int_equal(buckets[0].elems, 1000 + 8001);
+    assert_int_equal(buckets[1].elems, 8001);
+    free(buckets);
+    param_table_free(&table);
+}
+
+/* ---- runs ---- */
+
+enum { STEPS = 4, LAYERS = 3, WIDTH = 1000 };
+
+typedef struct Case {
+    CommConfig config;
+    uint64_t order_seed; /* of the order of marks */
+    int nan_rank, nan_step;
+    int skip_gradient, skip_rank; /* not marked; -1: all are */
+    int two_threads;
+    float *result; /* [STEPS][elems] of rank 0, for the caller */
+    int64_t bytes; /* sent by all ranks in a step */
+} Case;
+
+static CommConfig plain(const char *algorithm, int64_t bucket_bytes, bool overlap) {
+    CommConfig config = {.bucket_bytes = bucket_bytes, .overlap = overlap, .timeout_s = 30};
+    for (int i = 0; i < comm_option_count; i++)
+        if (strcmp(comm_options[i].key, "algorithm") == 0)
+            while (strcmp(option_choice(comm_options[i].choices, config.algorithm), algorithm) != 0)
+                config.algorithm++;
+    return config;
+}
+
+static float value_of(int rank, int step, int64_t i) {
+    return (float)random_normal((uint64_t)rank + 1, (uint64_t)step, (uint64_t)i);
+}
+
+typedef struct Marks {
+    Sync *sync;
+    const int *order;
+    int begin, end, stride, skip;
+} Marks;
+
+static void *mark(void *argument) {
+    const Marks *marks = argument;
+    for (int i = marks->begin; i < marks->end; i += marks->stride)
+        if (marks->order[i] != marks->skip)
+            sync_mark_ready(marks->sync, marks->order[i]);
+    return NULL;
+}
+
+static void shuffle(int *order, int count, uint64_t seed) {
+    for (int i = 0; i < count; i++)
+        order[i] = i;
+    for (int i = count - 1; seed && i > 0; i--) {
+        int j = (int)(random_bits(seed, 7, (uint64_t)i) % (uint64_t)(i + 1)), other = order[i];
+        order[i] = order[j];
+        order[j] = other;
+    }
+}
+
+static void mark_all(Sync *sync, const Case *test, int count, int rank) {
+    int order[64];
+    assert(count <= 64);
+    shuffle(order, count, test->order_seed ? test->order_seed + (uint64_t)rank : 0);
+    int skip = rank == test->skip_rank ? test->skip_gradient : -1;
+    if (!test->two_threads) {
+        mark(&(Marks){sync, order, 0, count, 1, skip});
+        return;
+    }
+    pthread_t other;
+    Marks odd = {sync, order, 1, count, 2, skip};
+    pthread_create(&other, NULL, mark, &odd);
+    mark(&(Marks){sync, order, 0, count, 2, skip});
+    pthread_join(other, NULL);
+}
+
+static Status step(Sync *sync, const Case *test, const ParamTable *table, float *grads, int rank, int number) {
+    for (int64_t i = 0; i < table->elems; i++)
+        grads[i] = value_of(rank, number, i);
+    if (rank == test->nan_rank && number == test->nan_step)
+        grads[table->elems / 2] = INFINITY;
+    sync_begin(sync);
+    mark_all(sync, test, table->gradient_count, rank);
+    return sync_wait(sync);
+}
+
+static Status run_rank(Comm *comm, void *user) {
+    Case *test = user;
+    int rank = comm_rank(comm);
+    ParamTable table;
+    make_table(&table, LAYERS, WIDTH);
+    size_t bytes = (size_t)table.elems * sizeof(float);
+    float *grads = memory_alloc(comm_memory(comm), bytes);
+    Sync *sync = NULL;
+    Status status = sync_create(&sync, comm, &test->config, &table, grads);
+    for (int number = 0; status == OK && number < STEPS; number++) {
+        status = step(sync, test, &table, grads, rank, number);
+        if (status == OK)
+            status = comm_verify(comm, grads, bytes, "gradients");
+        double sent = (double)(sync_stats(sync).bytes_intra + sync_stats(sync).bytes_inter);
+        if (status == OK)
+            status = comm_reduce(comm, &sent, 1, COMM_SUM);
+        if (rank == 0 && status == OK) {
+            memcpy(test->result + number * table.elems, grads, bytes);
+            test->bytes = (int64_t)sent;
+        }
+    }
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+static int64_t table_elems(void) {
+    ParamTable table;
+    make_table(&table, LAYERS, WIDTH);
+    int64_t elems = table.elems;
+    param_table_free(&table);
+    return elems;
+}
+
+static Case new_case(CommConfig config) {
+    return (Case){.config = config, .nan_rank = -1, .skip_rank = -1, .skip_gradient = -1,
+                  .result = calloc((size_t)(STEPS * table_elems()), sizeof(float))};
+}
+
+static Status run(Case *test, int ranks, const char *faults) {
+    LoopConfig loop = {.ranks = ranks};
+    snprintf(loop.faults, sizeof loop.faults, "%s", faults);
+    return comm_run(&test->config, &loop, OK, run_rank, test);
+}
+
+static void assert_same(const Case *a, const Case *b) {
+    assert_memory_equal(a->result, b->result, (size_t)(STEPS * table_elems()) * sizeof(float));
+}
+
+static void check_mean(const Case *test, int ranks) {
+    int64_t elems = table_elems();
+    for (int number = 0; number < STEPS; number++)
+        for (int64_t i = 0; i < elems; i++) {
+            double sum = 0;
+            for (int rank = 0; rank < ranks; rank++)
+                sum += value_of(rank, number, i);
+            assert_close(test->result[number * elems + i], sum / ranks, 1e-5);
+        }
+}
+
+static const char *const algorithms[] = {"naive", "ring", "tree", "reduce_scatter", "hierarchical", "auto"};
+enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
+
+/* Trap: bucket sent in ready order, ranks differ. Trap: compressor/buffer views go stale after some steps (4 steps). */
+static void test_any_ready_order(void **state) {
+    (void)state;
+    for (int a = 0; a < ALGORITHMS; a++) {
+        Case plan_order = new_case(plain(algorithms[a], 20000, true)), shuffled = plan_order;
+        shuffled.result = calloc((size_t)(STEPS * table_elems()), sizeof(float));
+        shuffled.order_seed = 5;
+        assert_ok(run(&plan_order, 4, ""));
+        assert_ok(run(&shuffled, 4, ""));
+        check_mean(&plan_order, 4);
+        assert_same(&plan_order, &shuffled);
+        free(plan_order.result);
+        free(shuffled.result);
+    }
+}
+
+/* Trap: buffer overwritten while in flight, and the fix that removes overlap: delays in the comm threads, overlap on = off. */
+static void test_overlap_and_delays_change_no_bits(void **state) {
+    (void)state;
+    for (int a = 0; a < ALGORITHMS; a++) {
+        Case off = new_case(plain(algorithms[a], 20000, false)), on = new_case(plain(algorithms[a], 20000, true));
+        assert_ok(run(&off, 3, ""));
+        assert_ok(run(&on, 3, "delay:rank=1,ms=1,every=5"));
+        assert_same(&off, &on);
+        free(off.result);
+        free(on.result);
+    }
+}
+
+/* Trap: bucket size changes the result. Promised for all but ring, native: their sums' order depends on the cut. */
+static void test_bucket_size_changes_no_bits(void **state) {
+    (void)state;
+    static const char *const ordered[] = {"naive", "tree", "reduce_scatter", "hierarchical"};
+    const int64_t sizes[] = {4096, 30000, 1 << 20, (int64_t)1 << 40};
+    for (int a = 0; a < 4; a++) {
+        Case reference = new_case(plain(ordered[a], sizes[0], true));
+        reference.config.ranks_per_node = 2;
+        assert_ok(run(&reference, 5, ""));
+        for (int i = 1; i < 4; i++) {
+            Case other = new_case(plain(ordered[a], sizes[i], true));
+            other.config.ranks_per_node = 2;
+            assert_ok(run(&other, 5, ""));
+            assert_same(&reference, &other);
+            free(other.result);
+        }
+        free(reference.result);
+    }
+}
+
+/* The same down to buckets of one element, on fewer ranks. */
+static void test_buckets_of_one_element(void **state) {
+    (void)state;
+    Case whole = new_case(plain("tree", (int64_t)1 << 40, true)), single = new_case(plain("tree", 4, true));
+    assert_ok(run(&whole, 2, ""));
+    assert_ok(run(&single, 2, ""));
+    assert_same(&whole, &single);
+    free(whole.result);
+    free(single.result);
+}
+
+/* Trap: waits for one of two producers. */
+static void test_two_threads_mark(void **state) {
+    (void)state;
+    Case one = new_case(plain("ring", 20000, true)), two = new_case(plain("ring", 20000, true));
+    two.two_threads = 1;
+    two.order_seed = 9;
+    assert_ok(run(&one, 3, ""));
+    assert_ok(run(&two, 3, ""));
+    assert_same(&one, &two);
+    free(one.result);
+    free(two.result);
+}
+
+/* Trap: reduced twice; a stale buffer. The bytes of a step are those of one reduction, in every mode. */
+static void test_one_reduction_per_step(void **state) {
+    (void)state;
+    for (int overlap = 0; overlap < 2; overlap++) {
+        Case test = new_case(plain("ring", (int64_t)1 << 40, overlap));
+        assert_ok(run(&test, 4, ""));
+        assert_int_equal(test.bytes, 2 * 3 * table_elems() * (int64_t)sizeof(float));
+        free(test.result);
+    }
+}
+
+/* Trap: Inf on one rank. All ranks see it in that step, and only in that step. */
+static void test_inf_reaches_all_and_goes(void **state) {
+    (void)state;
+    for (int a = 0; a < ALGORITHMS; a++) {
+        Case test = new_case(plain(algorithms[a], 20000, true));
+        test.nan_rank = 2;
+        test.nan_step = 1;
+        assert_ok(run(&test, 4, ""));
+        int64_t elems = table_elems();
+        for (int number = 0; number < STEPS; number++) {
+            bool finite = true;
+            for (int64_t i = 0; i < elems; i++)
+                finite &= isfinite(test.result[number * elems + i]) != 0;
+            assert_int_equal(finite, number != 1);
+        }
+        free(test.result);
+    }
+}
+
+/* Trap: parameter without gradient: a clear error, no hang. */
+static void test_missing_gradient_is_named(void **state) {
+    (void)state;
+    for (int overlap = 0; overlap < 2; overlap++)
+        for (int ranks = 1; ranks <= 3; ranks += 2) {
+            Case test = new_case(plain("ring", 20000, overlap));
+            test.skip_rank = ranks - 1;
+            test.skip_gradient = 5;
+            assert_int_equal(run(&test, ranks, ""), FAULT);
+            if (!strstr(error_line(), "proj, layer 1"))
+                fail_msg("found '%s'", error_line());
+            free(test.result);
+        }
+}
+
+/* Trap: sizes differ between ranks, silent wrong tail: plans are compared first. */
+static Status different_plans(Comm *comm, void *user) {
+    Case *test = user;
+    Case mine = *test;
+    mine.config.bucket_bytes = comm_rank(comm) == 1 ? 8000 : 20000;
+    return run_rank(comm, &mine);
+}
+
+static void test_different_plans_are_refused(void **state) {
+    (void)state;
+    Case test = new_case(plain("ring", 20000, true));
+    LoopConfig loop = {.ranks = 3};
+    assert_int_equal(comm_run(&test.config, &loop, OK, different_plans, &test), FAULT);
+    assert_non_null(strstr(error_line(), "plan of gradient synchronisation: rank 1"));
+    free(test.result);
+}
+
+/* Trap: arrival-order sums differ from run to run. Trap: local size odd, unequal nodes. */
+static void test_two_runs_same_bits_on_odd_shapes(void **state) {
+    (void)state;
+    for (int a = 0; a < ALGORITHMS; a++)
+        for (int ranks = 5; ranks <= 7; ranks += 2) {
+            Case first = new_case(plain(algorithms[a], 20000, true)), second = new_case(plain(algorithms[a], 20000, true));
+            first.config.ranks_per_node = second.config.ranks_per_node = 3;
+            assert_ok(run(&first, ranks, ""));
+            assert_ok(run(&second, ranks, "delay:rank=2,ms=1,every=7"));
+            check_mean(&first, ranks);
+            assert_same(&first, &second);
+            free(first.result);
+            free(second.result);
+        }
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_cut),
+    cmocka_unit_test(test_any_ready_order),
+    cmocka_unit_test(test_overlap_and_delays_change_no_bits),
+    cmocka_unit_test(test_bucket_size_changes_no_bits),
+    cmocka_unit_test(test_buckets_of_one_element),
+    cmocka_unit_test(test_two_threads_mark),
+    cmocka_unit_test(test_one_reduction_per_step),
+    cmocka_unit_test(test_inf_reaches_all_and_goes),
+    cmocka_unit_test(test_missing_gradient_is_named),
+    cmocka_unit_test(test_different_plans_are_refused),
+    cmocka_unit_test(test_two_runs_same_bits_on_odd_shapes),
+};
+CHECK_MAIN(tests)
