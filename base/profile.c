@@ -60,7 +60,8 @@ void profile_clear(Profile *profile) {
 Status profile_write(const Profile *profile, const char *path) {
     AtomicFile file;
     TRY(atomic_open(&file, path));
-    fprintf(file.stream, "# %4s %-20s %7s %7s %9s %8s %12s\n", "layer", "operation", "in", "out", "rows", "calls", "ms");
+    fprintf(file.stream, "# %4s %-20s %7s %7s %9s %8s %12s\n", "layer", "operation", "in", "out", "rows", "calls",
+            "ms");
     for (int i = 0; i < profile->count; i++) {
         const ProfileEntry *entry = &profile->entries[i];
         if (entry->calls > 0)
@@ -83,8 +84,8 @@ static Status read_line(Profile *profile, const char *text, const char *path, in
     if (fields != 7 || *end)
         return bad_input("%s:%d: expected 'layer operation in out rows calls ms', found '%s'", path, line, text);
     if (entry.layer < -1 || entry.in < 1 || entry.out < 1 || entry.calls < 1 || !(entry.rows > 0 && entry.rows < 1e12))
-        return bad_input("%s:%d: expected a layer from -1 on and widths, rows and calls above 0, found '%s'", path, line,
-                         text);
+        return bad_input("%s:%d: expected a layer from -1 on and widths, rows and calls above 0, found '%s'", path,
+                         line, text);
     if (!(entry.ms >= 0 && entry.ms < 1e9))
         return bad_input("%s:%d: expected milliseconds in [0, 1e9), found %g", path, line, entry.ms);
     if (profile_find(profile, entry.op, entry.layer, entry.in, entry.out))

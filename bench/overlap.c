@@ -1,15 +1,15 @@
-/* build/overlap [FILE.cfg] [section.key=value ...]: how much of the communication hides behind backward, against the best
- * that any schedule with that order of buckets and that link could hide.
+/* build/overlap [FILE.cfg] [section.key=value ...]: how much of the communication hides behind backward, against the
+ * best that any schedule with that order of buckets and that link could hide.
  *
  *   ready     of a bucket: when its last gradient was final on the last rank, ms since backward began
- *   link      what the bucket needs on the slowest link, alone: its bytes there / the link's rate + latencies. Where the rate
- *             is not known (loop.gb_per_s_between = 0, or mpi) it is the time that was measured without overlap
+ *   link      what the bucket needs on the slowest link, alone: its bytes there / the link's rate + latencies. Where
+ *             the rate is not known (loop.gb_per_s_between = 0, or mpi): the time that was measured without overlap
  *   bound     finish = max(finish, ready) + link, bucket after bucket; what is left of it after backward (comm/bound.h)
  *   exposed   how long sync_wait waited, on the rank that waited longest
  *
- * Backward is replayed (model/ops_replay.h) or, with --real, computed. Steps with and without overlap take turns on the same
- * memory; medians over steps are shown. With --comm_share S the rate between nodes is set so that all buckets together
- * need S of backward there. */
+ * Backward is replayed (model/ops_replay.h) or, with --real, computed. Steps with and without overlap take turns on the
+ * same memory; medians over steps are shown. With --comm_share S the rate between nodes is set so that all buckets
+ * together need S of backward there. */
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/report.h"
@@ -330,8 +330,8 @@ static Status set_rate(Bench *bench) {
     if (bench->options.real || bench->options.replay.backward_ms <= 0)
         return bad_input("--comm_share: the length of backward must be known: give --backward_ms");
     if (per_node < 1 || ranks % per_node != 0 || ranks / per_node < 2)
-        return bad_input("--comm_share: expected loop.ranks = two or more times comm.ranks_per_node, found %d and %d", ranks,
-                         per_node);
+        return bad_input("--comm_share: expected loop.ranks = two or more times comm.ranks_per_node, found %d and %d",
+                         ranks, per_node);
     LinkLoad load = bound_link_load(bench->algorithm, ranks, ranks / per_node);
     if (load.bytes <= 0)
         return bad_input("--comm_share: expected comm.algorithm = ring, reduce_scatter or hierarchical, found %s",

@@ -10,8 +10,9 @@ typedef struct BoundBucket {
     double finish_ms;   /* filled by bound_exposed_ms */
 } BoundBucket;
 
-/* The list schedule: one link serves bucket after bucket in the order given, each as soon as it is ready and the link free.
- * Returns for how long it goes on after backward_ms, the end of backward; no engine with that order and link exposes less. */
+/* The list schedule: one link serves bucket after bucket in the order given, each as soon as it is ready and the link
+ * free. Returns for how long it goes on after backward_ms, the end of backward; no engine with that order and link
+ * exposes less. */
 double bound_exposed_ms(BoundBucket *buckets, int count, double backward_ms);
 
 /* An all-reduce as the slowest link sees it. */

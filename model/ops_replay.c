@@ -4,15 +4,15 @@
  * lists the operations for both. An operation that it does not know (the loss of validation, where no profile has it)
  * takes no time.
  *
- * Time. A GPU gets its operations in one queue and does not wait for the host in between. So each micro-step is a time
- * line that starts when embedding_forward is called, or when the operation before it ended:
+ * Time. A GPU gets its operations in one queue and does not wait for the host in between. So each micro-step is a
+ * time line that starts when embedding_forward is called, or when the operation before it ended:
  *
  *     start      + ms          + ms                + ms
  *       |--------->|------------>|------------------>|     deadlines
  *                    woken late: the next sleep is shorter
  *
- * An operation returns at its deadline or, where the cores were busy, later; deadlines do not move, so errors do not add
- * up. It never spins and never returns early. */
+ * An operation returns at its deadline or, where the cores were busy, later; deadlines do not move, so errors do not
+ * add up. It never spins and never returns early. */
 #define _GNU_SOURCE
 #include "model/ops_replay.h"
 
@@ -42,7 +42,8 @@ struct Replay {
 };
 
 #define MS(name, text) \
-    {.key = #name, .type = OPTION_FLOAT, .offset = offsetof(ReplayConfig, name), .initial = "0", .min = 0, .max = 1e7, .help = text}
+    {.key = #name, .type = OPTION_FLOAT, .offset = offsetof(ReplayConfig, name), .initial = "0", .min = 0, .max = 1e7, \
+     .help = text}
 
 const Option replay_options[] = {
     {.key = "profile", .type = OPTION_STRING, .offset = offsetof(ReplayConfig, profile), .initial = "",
@@ -63,7 +64,7 @@ typedef struct Work {
 
 enum { LAYER_WORK = 12, OUTER_WORK = 5 };
 
-/* The operations of each layer, then those outside; those that are called twice in a layer stand here once: they have no
+/* The operations of each layer, and those outside. What is called twice in a layer stands here once: it has no
  * FLOPs. */
 static void work_of(const Gpt2Config *config, int T, Work *layer, Work *outer) {
     int C = config->channels, V = config->vocab;
@@ -119,7 +120,7 @@ static void spread(Profile *profile, const ReplayConfig *config, const Gpt2Confi
 static Status check_has(Profile *profile, const char *path, const Work *work, int layer) {
     if (profile_find(profile, work->op, layer, work->in, work->out))
         return OK;
-    return bad_input("%s: no %s %d %d of layer %d: this is not a profile of the model and seq_len that are to be replayed",
+    return bad_input("%s: no %s %d %d of layer %d: not a profile of the model and seq_len that are to be replayed",
                      path, work->op, work->in, work->out, layer);
 }
 
@@ -214,7 +215,7 @@ static void embedding_backward(OpsContext *context, float *dwte, float *dwpe, co
     (void)dwte, (void)dx, (void)tokens;
     Replay *replay = context->state;
     fill_once(context, dwpe, T, C, maxT - T, accumulate);
-    replay->filled = true;
+    replay->filled |= !accumulate;
     take_time(context, __func__, C, C, B * T);
 }
 
@@ -247,7 +248,8 @@ static void linear_backward(OpsContext *context, const LinearGrads *grads, const
     take_time(context, __func__, C, OC, rows);
 }
 
-static void attention_forward(OpsContext *context, float *y, float *lse, const float *qkv, int B, int T, int C, int NH) {
+static void attention_forward(OpsContext *context, float *y, float *lse, const float *qkv, int B, int T, int C,
+                              int NH) {
     (void)y, (void)lse, (void)qkv, (void)NH;
     take_time(context, __func__, T, C, B * T);
 }
@@ -304,7 +306,8 @@ static const Ops table = {
 
 /* ---- life ---- */
 
-static Status set_times(Replay *replay, const ReplayConfig *config, const Gpt2Config *model, const Gpt2Options *options) {
+static Status set_times(Replay *replay, const ReplayConfig *config, const Gpt2Config *model,
+                        const Gpt2Options *options) {
     bool have_ms = config->forward_ms > 0 || config->backward_ms > 0;
     if (config->profile[0] && have_ms)
         return bad_input("replay.profile: expected either a profile or forward_ms and backward_ms, found both");

@@ -1,8 +1,8 @@
 /* The replay device: no arithmetic, only time. Each operation sleeps for as long as it is known to take elsewhere, and
  * parameters' gradients are pseudo-random; so many "GPUs" share a few cores while their communication is real.
  *
- * One Replay belongs to one rank. gpt2_create gets replay_ops() as its device and should get replay_memory: address space
- * for activations that is never touched. Parameters are never read; gradients are real memory.
+ * One Replay belongs to one rank. gpt2_create gets replay_ops() as its device and should get replay_memory: address
+ * space for activations that is never touched. Parameters are never read; gradients are real memory.
  *
  *   Gradients  about normal, deviation 1e-4, of (seed, rank). Written once, by the first backward whose `accumulate` is
  *              false; later ones leave what the synchronisation made of them, and cost nothing. Rows of padding are 0.
@@ -24,10 +24,10 @@ extern const int replay_option_count;
 
 typedef struct Replay Replay;
 
-/* What each operation takes is known from here on. With a profile it is what the profile says, in proportion to the rows
- * of a call; BAD_INPUT when it lacks an operation of this model at max_T. Else forward_ms is spread over the layers, and
- * backward_ms over the head (whose forward runs there too) and the layers, in proportion to FLOPs; what recompute repeats
- * comes on top. BAD_INPUT when both ways are given, or none. */
+/* What each operation takes is known from here on. With a profile it is what the profile says, in proportion to the
+ * rows of a call; BAD_INPUT when it lacks an operation of this model at max_T. Else forward_ms is spread over the
+ * layers, and backward_ms over the head (whose forward runs there too) and the layers, in proportion to FLOPs; what
+ * recompute repeats comes on top. BAD_INPUT when both ways are given, or none. */
 Status replay_create(Replay **replay, const ReplayConfig *config, const Gpt2Config *model, const Gpt2Options *options,
                      int rank, uint64_t seed);
 void replay_destroy(Replay *replay); /* accepts NULL */

@@ -22,8 +22,8 @@ typedef struct TimedOps {
     void *user;
 } TimedOps;
 
-/* inner and user are borrowed; timed must not move while it is used. Moving data, `mean` and generation's attention_cached
- * pass through without a call of `took`. */
+/* inner and user are borrowed; timed must not move while it is used. Moving data, `mean` and generation's
+ * attention_cached pass through without a call of `took`. */
 void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *user);
 
 /* An OpTookFn that adds the call to a profile: user is a Profile (base/profile.h). */

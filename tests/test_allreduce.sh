@@ -83,6 +83,20 @@ else
         # shellcheck disable=SC2086
         [ "$(algorithms)" = "$(sorted native $collectives)" ] || fail "algorithms under mpirun on $shape"
     done
+    # an MPI whose MPI_Allreduce spoils one element of large arrays
+    cat >"$folder/spoil.c" <<'END'
+#include <mpi.h>
+int MPI_Allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
+    int code = PMPI_Allreduce(in, out, count, type, op, comm);
+    if (type == MPI_FLOAT && count >= 1024)
+        ((float *)out)[count / 2] += 1;
+    return code;
+}
+END
+    mpicc -shared -fPIC -o "$folder/spoil.so" "$folder/spoil.c" || fail "mpicc"
+    start mpirun -n 2 -x LD_PRELOAD="$folder/spoil.so" "$program" -b 512 -e 8K -f 2 -n 3 -w 1 --algorithm native,ring
+    [ "$code" = 1 ] && grep -qx 'allreduce: 16 elements are wrong' "$folder/errors" || fail "wrong elements: exit code $code"
+    [ "$(grep -cE ' native .* 8 ' "$folder/output")" = 2 ] || fail "wrong elements in the table" # 4 iterations, 2 ranks
     start mpirun -n 2 "$program" --algorithm rign
     [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "a wrong name under mpirun: exit code $code"
 fi

@@ -1,6 +1,6 @@
 #!/bin/bash
-# build/overlap: its rows, the bytes and the bound they should show, real and replayed backward, threads and processes; the one
-# line for what it refuses. Times are checked from below only.
+# build/overlap: its rows, the bytes and the bound they should show, real and replayed backward, threads and processes;
+# the one line for what it refuses. Times are checked from below only.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
@@ -50,14 +50,16 @@ for algorithm in hierarchical ring reduce_scatter; do
     replayed comm.algorithm=$algorithm
     gradient_bytes=$(grep -o '"bytes": [0-9]*' "$work/out" | awk '{ sum += $2 } END { print sum }')
     at_least "$algorithm: buckets" "$(grep -c '"bucket":' "$work/out")" 5
-    [ $algorithm = hierarchical ] && equal "$algorithm: bytes between nodes" "$(value overlap inter_bytes)" $((2 * gradient_bytes))
+    [ $algorithm = hierarchical ] &&
+        equal "$algorithm: bytes between nodes" "$(value overlap inter_bytes)" $((2 * gradient_bytes))
     for mode in overlap blocking; do
         equal "$algorithm, $mode: nodes" "$(value $mode nodes)" 2
         at_least "$algorithm, $mode: backward" "$(value $mode backward_ms)" 99.99
-        at_least "$algorithm, $mode: exposed" "$(value $mode exposed_ms)" "$(value $mode bound_ms | awk '{ print 0.9 * $1 }')"
+        bound_ms=$(value $mode bound_ms | awk '{ print 0.9 * $1 }') # ranks start at slightly different times
+        at_least "$algorithm, $mode: exposed" "$(value $mode exposed_ms)" "$bound_ms"
     done
     at_least "$algorithm: all of it is exposed without overlap" "$(value blocking bound_ms)" 79.9
-    at_least "$algorithm: the bound is the smaller with overlap" "$(value blocking bound_ms)" "$(value overlap bound_ms)"
+    at_least "$algorithm: bound with overlap" "$(value blocking bound_ms)" "$(value overlap bound_ms)"
 done
 
 overlap --real "$work/t.cfg" loop.ranks=3

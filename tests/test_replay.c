@@ -1,5 +1,5 @@
-/* Profiles, the watch on a device, the replay device, and the bound that overlap is held against. Times are checked from below
- * only: a busy machine may make anything slower. */
+/* Profiles, the watch on a device, the replay device, and the bound that overlap is held against. Times are checked
+ * from below only: a busy machine may make anything slower. */
 #define _XOPEN_SOURCE 700
 #include "base/clock.h"
 #include "base/memory.h"
@@ -11,9 +11,11 @@
 
 #include <omp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const Gpt2Config small = {
@@ -146,7 +148,8 @@ static void test_profile_round_trip(void **state) {
     make_folder(&folder);
     for (int layer = -1; layer < 100; layer++)
         for (int i = 0; i < 1 + layer % 3; i++)
-            profile_add(&written, i ? "attention_forward" : "head_backward", layer, 1024, 50257, 512, 0.25 * layer + i + 1);
+            profile_add(&written, i ? "attention_forward" : "head_backward", layer, 1024, 50257, 512,
+                        0.25 * layer + i + 1);
     profile_add(&written, "forgotten", 0, 1, 1, 1, 1);
     written.entries[written.count - 1].calls = 0;
     assert_ok(profile_write(&written, folder.file));
@@ -333,13 +336,16 @@ static void test_replay_gradients(void **state) {
     tear_down(&other);
 }
 
-/* With accumulation from the very first step on: written by micro-step 0. */
+/* With accumulation from the very first step on: written by the micro-step that would overwrite. */
 static void test_replay_accumulation(void **state) {
     (void)state;
     Rank once, accumulated;
     set_up(&once, &quick, 0, false);
     set_up(&accumulated, &quick, 0, false);
     micro_step(&once, false);
+    micro_step(&accumulated, true);
+    for (int64_t i = 0; i < once.table.elems; i++)
+        assert_true(isnan(accumulated.grads[i]));
     for (int micro = 0; micro < 3; micro++)
         micro_step(&accumulated, micro > 0);
     assert_memory_equal(once.grads, accumulated.grads, (size_t)once.table.elems * sizeof(float));
@@ -370,7 +376,7 @@ static void test_replay_time_from_ms(void **state) {
     tear_down(&rank);
 }
 
-/* Half of the rows take half of the time, several micro-steps follow one another. */
+/* A shorter micro-step behind a whole one. */
 static void test_replay_time_by_rows(void **state) {
     (void)state;
     const ReplayConfig config = {.forward_ms = 30};
@@ -383,7 +389,7 @@ static void test_replay_time_by_rows(void **state) {
     tear_down(&rank);
 }
 
-/* A profile as a real run records it, replayed; sleeping costs no CPU. */
+/* A profile as a real run records it, but of micro-steps half as long, replayed. */
 static void test_replay_profile(void **state) {
     (void)state;
     Folder folder;
@@ -399,8 +405,10 @@ static void test_replay_profile(void **state) {
         ProfileEntry *entry = &profile.entries[i];
         assert_true(entry->calls == 2 || (entry->calls == 4 && strncmp(entry->op, "layernorm", 9) == 0));
         assert_true(entry->ms > 0);
+        assert_close(entry->rows, ROWS, 0);
         entry->ms = 0.4 + 0.1 * (i % 3); /* known, and long enough to be seen */
-        total_ms += entry->ms * (double)entry->calls / 2;
+        entry->rows = ROWS / 2;
+        total_ms += 2 * entry->ms * (double)entry->calls / 2;
     }
     assert_ok(profile_write(&profile, folder.file));
     ReplayConfig config = {0};
@@ -479,6 +487,24 @@ static void test_replay_memory_untouched(void **state) {
     memory_free(&replay_memory, NULL);
     free(grads);
     param_table_free(&table);
+}
+
+static void test_replay_memory_refuses(void **state) {
+    (void)state;
+    char *memory = memory_alloc(&replay_memory, 1 << 20);
+    assert_non_null(memory);
+    assert_int_equal((uintptr_t)memory % 64, 0);
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGSEGV, SIG_DFL);
+        *(volatile char *)memory = 1;
+        _exit(0);
+    }
+    int status;
+    assert_true(child > 0 && waitpid(child, &status, 0) == child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    memory_free(&replay_memory, memory);
+    assert_null(memory_alloc(&replay_memory, SIZE_MAX));
 }
 
 /* Ranks that are threads do not disturb each other. */
@@ -565,6 +591,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_replay_profile),
     cmocka_unit_test(test_replay_refusals),
     cmocka_unit_test(test_replay_memory_untouched),
+    cmocka_unit_test(test_replay_memory_refuses),
     cmocka_unit_test(test_replay_threads),
     cmocka_unit_test(test_bound_by_hand),
     cmocka_unit_test(test_bound_links),
