@@ -79,9 +79,9 @@ static Status check_memory(Trainer *t) {
     double activations = (double)gpt2_activation_bytes(&t->model_config, &options);
     double bytes = 4 * params + activations + RUNTIME_BYTES;
     if (t->rank == 0)
-        log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f",
-                 gb(bytes), gb(params), gb(params), gb(2 * params), gb(activations));
-    return placement_memory(t->comm, bytes);
+        log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f, "
+                 "runtime %.2f", gb(bytes), gb(params), gb(params), gb(2 * params), gb(activations), gb(RUNTIME_BYTES));
+    return placement_memory(t->comm, bytes, t->settings->train.recompute);
 }
 
 static Status print_header(Trainer *t) {
@@ -91,8 +91,8 @@ static Status print_header(Trainer *t) {
         log_fact(t->log, "model", "GPT-2, L%d NH%d C%d, context %d, vocabulary %d: %.1f M parameters, %s",
                  t->model_config.layers, t->model_config.heads, t->model_config.channels, t->model_config.context,
                  t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
-        log_fact(t->log, "data", "%.2f M tokens in %d shards", 1e-6 * (double)loader_tokens(t->train_data),
-                 loader_shards(t->train_data));
+        log_fact(t->log, "data", "%.2f M tokens in %d shard%s", 1e-6 * (double)loader_tokens(t->train_data),
+                 loader_shards(t->train_data), loader_shards(t->train_data) > 1 ? "s" : "");
         log_fact(t->log, "batch", "%lld tokens: %d ranks x %lld micro-steps x %lld sequences x %lld tokens",
                  (long long)(t->global_sequences * s->train.seq_len), t->ranks, (long long)t->micro_steps,
                  (long long)s->train.batch, (long long)s->train.seq_len);
@@ -182,6 +182,8 @@ static Status train_step(Trainer *t, StepLog *log) {
         loss += gpt2_backward(t->model, t->targets, 1.0f / (float)t->micro_steps, micro > 0,
                               last ? sync_mark_ready : NULL, t->sync);
         log->backward_ms += elapsed_ms(&mark_s);
+        if (t->rank == 0)
+            log_progress(t->log, (double)t->step + (double)(micro + 1) / (double)t->micro_steps);
     }
     TRY(sync_wait(t->sync));
     loss /= (double)t->micro_steps * t->ranks;
