@@ -118,7 +118,8 @@ static Status allocate(Trainer *t) {
 
 static Snapshot snapshot_of(Trainer *t) {
     return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params, .adamw = &t->adamw,
-                      .step = t->step, .position = t->position, .skipped = t->skipped};
+                      .step = t->step, .position = t->position, .skipped = t->skipped,
+                      .seq_len = t->settings->train.seq_len};
 }
 
 /* Rank 0 reads files; the others receive what it read. */
@@ -127,7 +128,10 @@ static Status initialise(Trainer *t) {
     Status status = OK;
     Snapshot snapshot = snapshot_of(t);
     int64_t newest = t->rank == 0 && s->run.resume ? snapshot_newest(s->run.out) : -1;
-    if (t->rank == 0 && newest >= 0)
+    if (newest > s->train.steps)
+        status = config_error(s->config, "train.steps", "expected at least the %lld steps that the checkpoint in %s has "
+                              "behind it", (long long)newest, s->run.out);
+    else if (newest >= 0)
         status = snapshot_load(&snapshot, s->run.out, newest);
     else if (t->rank == 0 && strcmp(s->model.init, "random") != 0)
         status = checkpoint_read_params(s->model.init, &t->model_config, &t->table, t->params);
@@ -149,7 +153,6 @@ static Status open_log(Trainer *t) {
     if (t->rank != 0)
         return OK;
     char path[OPTION_TEXT + 16];
-    TRY(folder_create(t->settings->run.out));
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
     log_fact(t->log, "sync", "%s", sync_plan(t->sync));
     if (t->step > 0)
@@ -289,16 +292,33 @@ static Status finish(Trainer *t) {
     return OK;
 }
 
+static void add_to_hash(void *user, const char *section, const char *key, const char *value) {
+    uint64_t *hash = user; /* FNV-1a */
+    const char *const texts[] = {section, key, value};
+    for (int i = 0; i < 3; i++)
+        for (const char *at = texts[i]; *at; at++)
+            *hash = (*hash ^ (unsigned char)*at) * 0x100000001b3u;
+}
+
+/* Ranks may have read different files or command lines. */
+static Status compare_settings(Trainer *t) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    config_visit(t->settings->config, add_to_hash, &hash);
+    return comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)");
+}
+
 static Status train(Trainer *t) {
     if (t->settings->help) {
         if (t->rank == 0)
             settings_help(t->settings, stdout);
         return OK;
     }
+    TRY(compare_settings(t));
     TRY(comm_agree(t->comm, check_input(t)));
     TRY(print_header(t));
     if (t->settings->plan)
         return OK;
+    TRY(comm_agree(t->comm, t->rank == 0 ? snapshot_open_folder(t->settings->run.out, t->settings->run.resume) : OK));
     TRY(comm_agree(t->comm, allocate(t)));
     TRY(sync_create(&t->sync, t->comm, &t->settings->comm, &t->table, t->grads));
     TRY(initialise(t));
