@@ -105,27 +105,31 @@ deps: ## install what is missing, by apt-get as root or with sudo
 	@missing=$$(for p in $(PACKAGES); do \
 	    [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null)" = installed ] || echo $$p; done); \
 	[ -z "$$missing" ] && exit 0; \
-	echo "installing" $$missing; \
 	[ $$(id -u) = 0 ] && sudo= || sudo=sudo; \
-	$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq --no-install-recommends $$missing >/dev/null
+	if ! command -v apt-get >/dev/null || { [ "$$sudo" ] && ! command -v sudo >/dev/null; }; then \
+	    echo "missing packages:" $$missing; \
+	    echo "install them as root, on Debian and Ubuntu by: apt-get install" $$missing; exit 1; fi; \
+	echo "installing by apt-get, about a minute:" $$missing; \
+	$$sudo apt-get update -qq && \
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
 
 data/text/.complete: $(BUILD)/extract_text
-	BUILD=$(BUILD) data/get_text.sh data/text && touch $@
+	@BUILD=$(BUILD) data/get_text.sh data/text && touch $@
 data/prose_%_train_000000.bin: data/text/.complete $(BUILD)/prepare
 	$(BUILD)/prepare --tokenizer $* --out data prose_$* data/text/*.txt
 data: deps ## 25 MB of public-domain prose as token shards, for GPT-2's tokenizer and for bytes
 	@$(MAKE) --no-print-directory data/prose_gpt2_train_000000.bin data/prose_bytes_train_000000.bin
 
-# Open MPI refuses root unless told; where ranks outnumber cores it must be told too.
-MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun $(if $(filter 1,$(shell nproc)),--oversubscribe)
+# Open MPI refuses root unless told, and more ranks than cores (not hardware threads) unless told.
+MPIRUN := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe
 demo: deps ## train a small GPT on two ranks for two minutes and show what it writes
 	@$(MAKE) --no-print-directory all
 	@$(MAKE) --no-print-directory data/prose_bytes_train_000000.bin
-	$(if $(filter 0,$(MPI)),./$(TRAIN) configs/demo.cfg loop.ranks=2,$(MPIRUN) -n 2 ./$(TRAIN) configs/demo.cfg)
+	@$(if $(filter 0,$(MPI)),./$(TRAIN) configs/demo.cfg loop.ranks=2,$(MPIRUN) -n 2 ./$(TRAIN) configs/demo.cfg)
 
 .PHONY: clean help
 clean: ## remove what was built
-	rm -rf $(BUILD) train
+	rm -rf $(BUILD) $(TRAIN)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 

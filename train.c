@@ -82,9 +82,9 @@ static Status check_memory(Trainer *t) {
     double activations = (double)gpt2_activation_bytes(&t->model_config, &options);
     double bytes = 4 * params + activations + RUNTIME_BYTES;
     if (t->rank == 0)
-        log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f",
-                 gb(bytes), gb(params), gb(params), gb(2 * params), gb(activations));
-    return placement_memory(t->comm, bytes);
+        log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f, "
+                 "runtime %.2f", gb(bytes), gb(params), gb(params), gb(2 * params), gb(activations), gb(RUNTIME_BYTES));
+    return placement_memory(t->comm, bytes, t->settings->train.recompute);
 }
 
 static Status print_header(Trainer *t) {
@@ -94,8 +94,8 @@ static Status print_header(Trainer *t) {
         log_fact(t->log, "model", "GPT-2, L%d NH%d C%d, context %d, vocabulary %d: %.1f M parameters, %s",
                  t->model_config.layers, t->model_config.heads, t->model_config.channels, t->model_config.context,
                  t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
-        log_fact(t->log, "data", "%.2f M tokens in %d shards", 1e-6 * (double)loader_tokens(t->train_data),
-                 loader_shards(t->train_data));
+        log_fact(t->log, "data", "%.2f M tokens in %d shard%s", 1e-6 * (double)loader_tokens(t->train_data),
+                 loader_shards(t->train_data), loader_shards(t->train_data) > 1 ? "s" : "");
         log_fact(t->log, "batch", "%lld tokens: %d ranks x %lld micro-steps x %lld sequences x %lld tokens",
                  (long long)(t->global_sequences * s->train.seq_len), t->ranks, (long long)t->micro_steps,
                  (long long)s->train.batch, (long long)s->train.seq_len);
@@ -121,7 +121,8 @@ static Status allocate(Trainer *t) {
 
 static Snapshot snapshot_of(Trainer *t) {
     return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params, .adamw = &t->adamw,
-                      .step = t->step, .position = t->position, .skipped = t->skipped};
+                      .step = t->step, .position = t->position, .skipped = t->skipped,
+                      .seq_len = t->settings->train.seq_len};
 }
 
 /* Rank 0 reads files; the others receive what it read. */
@@ -130,7 +131,10 @@ static Status initialise(Trainer *t) {
     Status status = OK;
     Snapshot snapshot = snapshot_of(t);
     int64_t newest = t->rank == 0 && s->run.resume ? snapshot_newest(s->run.out) : -1;
-    if (t->rank == 0 && newest >= 0)
+    if (newest > s->train.steps)
+        status = config_error(s->config, "train.steps", "expected at least the %lld steps that the checkpoint in %s has "
+                              "behind it", (long long)newest, s->run.out);
+    else if (newest >= 0)
         status = snapshot_load(&snapshot, s->run.out, newest);
     else if (t->rank == 0 && strcmp(s->model.init, "random") != 0)
         status = checkpoint_read_params(s->model.init, &t->model_config, &t->table, t->params);
@@ -152,7 +156,6 @@ static Status open_log(Trainer *t) {
     if (t->rank != 0)
         return OK;
     char path[OPTION_TEXT + 16];
-    TRY(folder_create(t->settings->run.out));
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
     log_fact(t->log, "sync", "%s", sync_plan(t->sync));
     if (t->ranks > 1)
@@ -191,6 +194,8 @@ static Status train_step(Trainer *t, StepLog *log) {
         loss += gpt2_backward(t->model, t->targets, 1.0f / (float)t->micro_steps, micro > 0,
                               last ? sync_mark_ready : NULL, t->sync);
         log->backward_ms += lap(t, "backward", &mark_s);
+        if (t->rank == 0)
+            log_progress(t->log, (double)t->step + (double)(micro + 1) / (double)t->micro_steps);
     }
     double backward_end_s = mark_s;
     TRY(sync_wait(t->sync));
@@ -299,16 +304,33 @@ static Status finish(Trainer *t) {
     return OK;
 }
 
+static void add_to_hash(void *user, const char *section, const char *key, const char *value) {
+    uint64_t *hash = user; /* FNV-1a */
+    const char *const texts[] = {section, key, value};
+    for (int i = 0; i < 3; i++)
+        for (const char *at = texts[i]; *at; at++)
+            *hash = (*hash ^ (unsigned char)*at) * 0x100000001b3u;
+}
+
+/* Ranks may have read different files or command lines. */
+static Status compare_settings(Trainer *t) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    config_visit(t->settings->config, add_to_hash, &hash);
+    return comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)");
+}
+
 static Status train(Trainer *t) {
     if (t->settings->help) {
         if (t->rank == 0)
             settings_help(t->settings, stdout);
         return OK;
     }
+    TRY(compare_settings(t));
     TRY(comm_agree(t->comm, check_input(t)));
     TRY(print_header(t));
     if (t->settings->plan)
         return OK;
+    TRY(comm_agree(t->comm, t->rank == 0 ? snapshot_open_folder(t->settings->run.out, t->settings->run.resume) : OK));
     TRY(comm_agree(t->comm, allocate(t)));
     TRY(sync_create(&t->sync, t->comm, &t->settings->comm, &t->table, t->grads));
     TRY(initialise(t));

@@ -276,7 +276,7 @@ static void option_help(FILE *out, const Option *option, const char *prefix) {
     describe(option, range, sizeof range);
     snprintf(left, sizeof left, "%s%s", prefix, option->key);
     fprintf(out, "  %-18s %s\n", left, option->help);
-    fprintf(out, "  %-18s   %s; default %s\n", "", range, option->initial[0] ? option->initial : "none");
+    fprintf(out, "  %-18s   %s; default %s\n", "", range, option->initial[0] ? option->initial : "empty");
 }
 
 void config_help(const Config *config, FILE *out) {

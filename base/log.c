@@ -24,6 +24,8 @@ struct Log {
     StepLog sum;        /* every field added up, over `count` steps */
     int64_t count;
     double tokens;
+    StepLog shown; /* `sum` and `tokens` at the last line on the terminal */
+    double shown_tokens;
     StepLog last;
     double val_loss, val_bits_per_byte; /* the latest ones */
 };
@@ -142,14 +144,16 @@ void log_start(Log *log, const Config *config) {
     log->start_s = clock_s();
 }
 
-static void print_step(const StepLog *step, int64_t steps) {
-    printf("step %6lld/%lld  loss %7.4f  norm %8.4f  lr %.2e  %9.0f tok/s  %8.1f ms  comm %5.1f %%",
-           (long long)step->step, (long long)steps, step->loss, step->grad_norm, step->lr, step->tokens_per_s,
-           step->step_ms, 100 * step->comm_exposed_ms / step->step_ms);
+/* Within 80 columns. Speed and exposed communication are means since the last line. */
+static void print_step(Log *log, const StepLog *step) {
+    double ms = log->sum.step_ms - log->shown.step_ms;
+    printf("step %5lld  loss %.4f  lr %.1e  %6.0f tok/s  comm %4.1f %%", (long long)step->step, step->loss, step->lr,
+           (log->tokens - log->shown_tokens) / (1e-3 * ms),
+           100 * (log->sum.comm_exposed_ms - log->shown.comm_exposed_ms) / ms);
+    log->shown = log->sum;
+    log->shown_tokens = log->tokens;
     if (!isnan(step->val_loss))
-        printf("  val %7.4f", step->val_loss);
-    if (!isnan(step->val_bits_per_byte))
-        printf(" (%.3f bits/byte)", step->val_bits_per_byte);
+        printf("  val %.4f", step->val_loss);
     if (step->skipped)
         printf("  skipped %lld", (long long)step->skipped);
     putchar('\n');
@@ -176,14 +180,17 @@ void log_step(Log *log, const StepLog *step) {
         log->val_loss = step->val_loss;
         log->val_bits_per_byte = step->val_bits_per_byte;
     }
-    if (step->step % log->every == 0 || step->step == log->steps || !isnan(step->val_loss)) {
+    if (step->step % log->every == 0 || step->step == log->steps || log->count == 1 || !isnan(step->val_loss)) {
         progress_clear(&log->progress);
-        print_step(step, log->steps);
+        print_step(log, step);
     }
+    log_progress(log, (double)step->step);
+}
+
+void log_progress(Log *log, double steps_done) {
     char what[96];
-    snprintf(what, sizeof what, "step %lld/%lld  loss %.4f  %.0f tok/s", (long long)step->step,
-             (long long)log->steps, step->loss, step->tokens_per_s);
-    progress_update(&log->progress, (double)(step->step - log->done), what);
+    snprintf(what, sizeof what, "step %.0f/%lld  loss %.3f", floor(steps_done), (long long)log->steps, log->last.loss);
+    progress_update(&log->progress, steps_done - (double)log->done, what);
 }
 
 /* Length of the UTF-8 character at text, 0 when there is none or it is a control character. */
@@ -236,7 +243,7 @@ double log_summary(Log *log) {
     print_share("comm exposed", sum->comm_exposed_ms, log);
     print_share("update", sum->update_ms, log);
     print_share("other", total_ms - sum->forward_ms - sum->backward_ms - sum->update_ms - sum->comm_exposed_ms, log);
-    print_share("in all", total_ms, log);
+    print_share("total", total_ms, log);
     printf("\n  %-12s %.4f nats per token", "loss", log->last.loss);
     if (!isnan(log->val_loss))
         printf(", validation %.4f", log->val_loss);

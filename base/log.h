@@ -1,7 +1,7 @@
 /* What a training run tells: log.jsonl for programs; header, progress and closing table for people. Rank 0 only.
  *
- * log.jsonl: the first line says what runs ({"run": {every option}, "ranks": ..., ...}), then one object per step with
- * the fields of StepLog under the same names. */
+ * log.jsonl: the first line says what runs, {"options": {every key}, "run": {"model": ..., "data": ..., "ranks": ...}}, then one
+ * object per step with the fields of StepLog under the same names. */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 
@@ -42,6 +42,7 @@ void log_warning(Log *log, const char *format, ...) __attribute__((format(printf
 void log_start(Log *log, const Config *config); /* ends the header: writes the first JSONL line, starts the clock */
 
 void log_step(Log *log, const StepLog *step); /* once per step */
+void log_progress(Log *log, double steps_done); /* inside a step: 12.25 is a quarter of step 13 */
 void log_text(Log *log, const char *title, const char *prompt, const char *text); /* a sample: title, prompt + text */
 
 /* The closing table, from all steps; log_fact may add lines behind it. Returns the mean tokens per second. */

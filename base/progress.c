@@ -1,10 +1,13 @@
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 #include "base/progress.h"
 
 #include "base/clock.h"
 
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
+
+enum { BAR = 10 };
 
 char *duration_text(double seconds, char *text, int size) {
     long whole = (long)(seconds + 0.5);
@@ -13,7 +16,7 @@ char *duration_text(double seconds, char *text, int size) {
     else if (whole >= 60)
         snprintf(text, (size_t)size, "%ld:%02ld", whole / 60, whole % 60);
     else
-        snprintf(text, (size_t)size, "%.*f s", seconds < 10 ? 1 : 0, seconds);
+        snprintf(text, (size_t)size, "%.*f s", seconds < 9.95 ? 1 : 0, seconds);
     return text;
 }
 
@@ -28,6 +31,12 @@ static bool is_terminal(FILE *out) {
     return length < 0 || (length >= 9 && (strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0));
 }
 
+/* Of the terminal: a line that wraps could not be wiped. */
+static int columns(FILE *out) {
+    struct winsize size;
+    return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
+}
+
 void progress_start(Progress *progress, FILE *out, double total) {
     *progress = (Progress){.out = out, .live = is_terminal(out), .start_s = clock_s(), .total = total};
 }
@@ -38,13 +47,14 @@ void progress_update(Progress *progress, double done, const char *what) {
         return;
     progress->shown_s = now;
     double share = progress->total > 0 ? done / progress->total : 1, spent = now - progress->start_s;
-    char bar[21], left[32] = "?";
-    for (int i = 0; i < 20; i++)
-        bar[i] = i < (int)(share * 20) ? '#' : '.';
-    bar[20] = 0;
+    char bar[BAR + 1], left[32] = "?", line[256];
+    for (int i = 0; i < BAR; i++)
+        bar[i] = i < (int)(share * BAR) ? '#' : '.';
+    bar[BAR] = 0;
     if (share > 0)
         duration_text(spent / share - spent, left, sizeof left);
-    fprintf(progress->out, "\r\033[K[%s] %3.0f %%  %s  ETA %s", bar, share * 100, what, left);
+    snprintf(line, sizeof line, "[%s] %3d %%  %s  ETA %s", bar, (int)(share * 100), what, left);
+    fprintf(progress->out, "\r\033[K%.*s", columns(progress->out) - 1, line);
     fflush(progress->out);
 }
 

@@ -58,11 +58,11 @@ static uint64_t head_checksum(const Head *head, const Entry *entries) {
     uint64_t sum = checksum(0, head, sizeof *head);
     return random_mix(checksum(sum, entries, head->count * sizeof *entries));
 }
-static uint64_t data_checksum(const void *data, size_t bytes) { return random_mix(checksum(0, data, bytes)); }
+uint64_t state_checksum(const void *data, size_t bytes) { return random_mix(checksum(0, data, bytes)); }
 
 static void write_array(FILE *out, const StateItem *item) {
     static const char zeros[WORD] = {0};
-    uint64_t sum = data_checksum(item->data, item->bytes);
+    uint64_t sum = state_checksum(item->data, item->bytes);
     if (item->bytes)
         fwrite(item->data, 1, item->bytes, out);
     fwrite(zeros, 1, padding(item->bytes), out);
@@ -184,7 +184,7 @@ Status state_read(State *state, const char *name, void *data, size_t bytes) {
     TRY(input_read(&state->input, data, bytes));
     TRY(input_read(&state->input, &pad, padding(bytes)));
     TRY(input_read(&state->input, &sum, sizeof sum));
-    if (pad != 0 || sum != data_checksum(data, bytes))
+    if (pad != 0 || sum != state_checksum(data, bytes))
         return bad_input("%s: '%s': checksum does not match: the file is damaged", path, name);
     return OK;
 }

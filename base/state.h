@@ -7,6 +7,7 @@
 #include "base/error.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 enum { STATE_NAME = 56, STATE_ITEMS_MAX = 65536 };
 
@@ -18,6 +19,9 @@ typedef struct StateItem {
 
 /* Writes the file, complete or not at all. */
 Status state_save(const char *path, const StateItem *items, int count);
+
+/* The sum that arrays carry in the file: any change of one word changes it. */
+uint64_t state_checksum(const void *data, size_t bytes);
 
 typedef struct State State;
 

@@ -27,7 +27,7 @@ one() {
     local n=$1 bind=()
     shift
     [ "$n" = 1 ] && bind=(--bind-to none)
-    mpirun -n "$n" "${bind[@]}" ./train "$@" run.out="$work/out" train.batch=$((batch / n)) train.seq_len="$seq_len" \
+    mpirun --oversubscribe -n "$n" "${bind[@]}" ./train "$@" run.out="$work/out" train.batch=$((batch / n)) train.seq_len="$seq_len" \
         train.global_batch=0 train.steps=$((steps + 1)) train.val_every=0 train.sample_every=0 train.save_every=0 >"$work/log" 2>&1 ||
         { cat "$work/log" >&2; exit 1; }
     grep -o '"tokens_per_s":[^,]*' "$work/out/log.jsonl" | tail -n +2 | cut -d: -f2 >>"$work/$n"

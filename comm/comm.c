@@ -233,17 +233,21 @@ Status comm_agree(Comm *comm, Status status) {
     snprintf(line, sizeof line, "%s", error_line());
     double mine = status;
     TRY(comm_gather(comm, &mine, comm->gathered, sizeof mine));
-    int first = 0;
+    int first = 0, failed = 0;
     while (first < comm_ranks(comm) && comm->gathered[first] == OK)
         first++;
+    for (int rank = 0; rank < comm_ranks(comm); rank++)
+        failed += comm->gathered[rank] != OK;
     if (first == comm_ranks(comm))
         return OK;
     Status agreed = (Status)comm->gathered[first];
     TRY(comm_broadcast(comm, line, sizeof line, first));
     comm->outcome_shared = true;
-    if (agreed == FAULT && comm_ranks(comm) > 1)
-        return fault("rank %d: %s", first, line);
-    return error_restore(agreed, line);
+    if (comm_ranks(comm) == 1 || (agreed == BAD_INPUT && failed == comm_ranks(comm)))
+        return error_restore(agreed, line); /* what all ranks were given is wrong */
+    char named[LINE_BYTES + 32];
+    snprintf(named, sizeof named, "rank %d: %s", first, line);
+    return error_restore(agreed, named);
 }
 
 /* Each lane is a chain of bijections, and so is their combination. */

@@ -12,6 +12,13 @@ fail() {
     exit 2
 }
 
+case ${1-} in
+--help)
+    sed -n '2,4s/^# //p' "$0"
+    exit 0
+    ;;
+-*) fail "unknown option '$1'; --help explains" ;;
+esac
 [ $# -eq 1 ] || fail "expected one argument, the folder for the texts"
 case $1 in /*) out=$1 ;; *) out=$PWD/$1 ;; esac
 extract=${BUILD:-$(dirname "$0")/../build}/extract_text

@@ -26,7 +26,8 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
     int sharing = 0, cores = machine_cores();
     machine_binding(mine.cores, sizeof mine.cores);
     TRY(count_sharing(comm, &mine, &sharing));
-    if (threads == 0)
+    bool automatic = threads == 0;
+    if (automatic)
         threads = cores / sharing > 1 ? cores / sharing : 1;
     omp_set_num_threads(threads);
     if (!log)
@@ -37,17 +38,18 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
              mine.cores);
     if (threads * sharing > cores)
         log_warning(log, "%d threads share %d core%s of this machine", threads * sharing, cores, cores > 1 ? "s" : "");
-    if (usable < machine_all_cores())
+    if (automatic && usable < machine_all_cores())
         log_warning(log, "the ranks of this machine are bound to %d of its %d cores; mpirun --bind-to none frees them",
                     usable, machine_all_cores());
     return OK;
 }
 
-Status placement_memory(Comm *comm, double bytes_per_rank) {
+Status placement_memory(Comm *comm, double bytes_per_rank, bool recompute) {
     double needed = bytes_per_rank * comm_local_ranks(comm), available = (double)machine_memory_available();
     if (needed > available)
         return bad_input("the run needs %.2f GB of memory for %d rank%s on this machine, %.2f GB are free; lower "
-                         "train.batch or train.seq_len, or set train.recompute=yes", 1e-9 * needed,
-                         comm_local_ranks(comm), comm_local_ranks(comm) > 1 ? "s" : "", 1e-9 * available);
+                         "train.batch or train.seq_len%s", 1e-9 * needed,
+                         comm_local_ranks(comm), comm_local_ranks(comm) > 1 ? "s" : "", 1e-9 * available,
+                         recompute ? "" : ", or set train.recompute=yes");
     return OK;
 }

@@ -23,7 +23,7 @@ static bool add_token(void *user, int token) {
 Status sample_text(const Gpt2Config *config, const ParamTable *table, const float *params, Tokenizer *tokenizer,
                    const char *prompt, int max_tokens, uint64_t seed, char *text, size_t size) {
     Sample sample = {tokenizer, text, 0, size};
-    GenerateOptions options = {.max_tokens = max_tokens, .temperature = 0.8f, .top_k = 50, .seed = seed,
+    GenerateOptions options = {.max_tokens = max_tokens, .temperature = 0.8f, .top_k = 40, .seed = seed,
                                .stop_token = tokenizer_end_of_text(tokenizer)};
     TokenArray ids = {0};
     tokenizer_encode(tokenizer, prompt, strlen(prompt), &ids);

@@ -34,7 +34,7 @@ static const Option model_options[] = {
 };
 static const Option data_options[] = {
     STRING(DataSettings, train, "", "training shards, as glob pattern"),
-    STRING(DataSettings, val, "", "validation shards; none: no validation"),
+    STRING(DataSettings, val, "", "validation shards; empty: no validation"),
     STRING(DataSettings, tokenizer, "gpt2", "gpt2, bytes, a tokenizer file, or none: shows samples, counts bytes"),
     BOOL(DataSettings, shuffle, "yes", "visit the sequences in a new order each epoch"),
 };
@@ -47,7 +47,7 @@ static const Option train_options[] = {
     INT(TrainSettings, val_batches, 1, 1e9, "20", "batches of train.batch sequences per validation, over all ranks"),
     INT(TrainSettings, sample_every, 0, 1e12, "0", "show generated text at the start, every so many steps, and at the end"),
     INT(TrainSettings, sample_tokens, 1, 1048576, "64", "length of it"),
-    STRING(TrainSettings, sample_prompt, "", "text it starts from; none: end of text"),
+    STRING(TrainSettings, sample_prompt, "", "text it starts from; empty: end of text"),
     INT(TrainSettings, save_every, 0, 1e12, "0", "checkpoint every so many steps; 0: only the model, at the end"),
     INT(TrainSettings, keep, 1, 1e6, "2", "checkpoints kept; older ones are removed"),
     BOOL(TrainSettings, recompute, "no", "recompute activations in backward: less memory, a third more time"),
@@ -55,7 +55,7 @@ static const Option train_options[] = {
 };
 static const Option log_options[] = {
     BOOL(LogSettings, jsonl, "yes", "write run.out/log.jsonl, one object per step"),
-    INT(LogSettings, every, 1, 1e9, "10", "a line per so many steps on the terminal"),
+    INT(LogSettings, every, 1, 1e9, "10", "a line on the terminal per so many steps, and after the first"),
     STRING(LogSettings, trace, "", "file for a Chrome trace of the first steps, opens in Perfetto; none: off"),
 };
 

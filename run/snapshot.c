@@ -4,9 +4,15 @@
 #include "base/state.h"
 #include "model/checkpoint.h"
 
+#include "base/file.h"
+
 #include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 320 };
@@ -31,6 +37,51 @@ static int64_t newest_below(const char *folder, int64_t below) {
     return newest;
 }
 
+/* Temporary files of killed writers, and models whose state was never written. */
+static bool is_leftover(const char *folder, const char *name) {
+    char state[PATH_BYTES];
+    long long step;
+    int end = 0;
+    size_t length = strlen(name);
+    if (length > 4 && strcmp(name + length - 4, ".tmp") == 0)
+        return strncmp(name, "model", 5) == 0 || strncmp(name, "state_", 6) == 0;
+    if (sscanf(name, "model_%lld.bin%n", &step, &end) != 1 || !end || name[end])
+        return false;
+    file_name(state, folder, "state", step);
+    return access(state, F_OK) != 0;
+}
+
+static void remove_leftovers(const char *folder) {
+    char path[2 * PATH_BYTES];
+    DIR *listing = opendir(folder);
+    for (struct dirent *entry; listing && (entry = readdir(listing));)
+        if (is_leftover(folder, entry->d_name)) {
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+            unlink(path);
+        }
+    if (listing)
+        closedir(listing);
+}
+
+Status snapshot_open_folder(const char *folder, bool resume) {
+    char path[PATH_BYTES];
+    TRY(folder_create(folder));
+    snprintf(path, sizeof path, "%s/.lock", folder);
+    int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666); /* stays open: the lock is the process's */
+    if (lock < 0)
+        return bad_input("%s: cannot create: %s", path, strerror(errno));
+    if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        close(lock);
+        return bad_input("%s: another run is writing to this folder", folder);
+    }
+    int64_t newest = snapshot_newest(folder);
+    if (newest >= 0 && !resume)
+        return bad_input("%s: holds checkpoints of an earlier run, up to step %lld; set run.resume=yes to go on with it, "
+                         "or choose another run.out", folder, (long long)newest);
+    remove_leftovers(folder);
+    return OK;
+}
+
 int64_t snapshot_newest(const char *folder) { return newest_below(folder, INT64_MAX); }
 
 static void remove_beyond(const char *folder, int64_t step, int64_t keep) {
@@ -49,10 +100,13 @@ Status snapshot_save(const Snapshot *snapshot, const char *folder, int64_t keep)
     char path[PATH_BYTES];
     size_t bytes = (size_t)snapshot->table->elems * sizeof(float);
     Snapshot counters = *snapshot;
+    uint64_t checksum = state_checksum(snapshot->params, bytes);
     const StateItem items[] = {
         {"step", &counters.step, sizeof counters.step},
         {"position", &counters.position, sizeof counters.position},
         {"skipped", &counters.skipped, sizeof counters.skipped},
+        {"seq_len", &counters.seq_len, sizeof counters.seq_len},
+        {"params.checksum", &checksum, sizeof checksum},
         {"adamw.step", &snapshot->adamw->step, sizeof snapshot->adamw->step},
         {"adamw.m", snapshot->adamw->m, bytes},
         {"adamw.v", snapshot->adamw->v, bytes},
@@ -78,8 +132,22 @@ static Status check_sizes(const Snapshot *snapshot, const char *path) {
     return OK;
 }
 
-static Status read_state(Snapshot *snapshot, State *state) {
+static Status check_state(const Snapshot *snapshot, State *state, const char *path) {
+    int64_t seq_len;
+    uint64_t checksum;
+    TRY(state_read(state, "params.checksum", &checksum, sizeof checksum));
+    if (checksum != state_checksum(snapshot->params, (size_t)snapshot->table->elems * sizeof(float)))
+        return bad_input("%s: expected the state of the model file beside it, found another model's", path);
+    TRY(state_read(state, "seq_len", &seq_len, sizeof seq_len));
+    if (seq_len != snapshot->seq_len)
+        return bad_input("%s: expected train.seq_len = %lld as in the run that wrote it, found %lld", path,
+                         (long long)seq_len, (long long)snapshot->seq_len);
+    return OK;
+}
+
+static Status read_state(Snapshot *snapshot, State *state, const char *path) {
     size_t bytes = (size_t)snapshot->table->elems * sizeof(float);
+    TRY(check_state(snapshot, state, path));
     TRY(state_read(state, "step", &snapshot->step, sizeof snapshot->step));
     TRY(state_read(state, "position", &snapshot->position, sizeof snapshot->position));
     TRY(state_read(state, "skipped", &snapshot->skipped, sizeof snapshot->skipped));
@@ -96,7 +164,7 @@ Status snapshot_load(Snapshot *snapshot, const char *folder, int64_t step) {
     file_name(path, folder, "state", step);
     State *state = NULL;
     TRY(state_open(&state, path));
-    Status status = read_state(snapshot, state);
+    Status status = read_state(snapshot, state, path);
     state_close(state);
     return status;
 }

@@ -3,17 +3,18 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 failures=0
+sources() { find train.c generate.c base bench comm data model optim run tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'; }
 
 # allow FOLDER-PATTERN REGEX: every #include "..." in files whose path matches the pattern must match the regex
 allow() {
     local bad
-    bad=$(grep -nE '^ *#include "' $(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | grep -E "$1") /dev/null | grep -vE "#include \"($2)\"")
+    bad=$(grep -nE '^ *#include "' $(sources | grep -E "$1") /dev/null | grep -vE "#include \"($2)\"")
     [ -z "$bad" ] || { printf 'may only include %s:\n%s\n' "$2" "$bad"; failures=1; }
 }
 # only REGEX FILES: a system header that only these files may include
 only() {
     local bad
-    bad=$(grep -nE "^ *#include <($1)>" $(git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | grep -vE "$2") /dev/null)
+    bad=$(grep -nE "^ *#include <($1)>" $(sources | grep -vE "$2") /dev/null)
     [ -z "$bad" ] || { printf 'only %s may include it:\n%s\n' "$2" "$bad"; failures=1; }
 }
 

@@ -33,5 +33,8 @@ for script in tests/test_*.sh; do
     name=$(basename "$script")
     wanted "$name" "$@" && [ -x "$script" ] && run "$name" "$script"
 done
+for name in "$@"; do
+    [ "$name" = lint ] || [ -e "tests/$name" ] || [ -e "tests/$name.c" ] || { echo "no test is called $name"; failed=$((failed + 1)); }
+done
 printf '%d passed, %d failed\n' $passed $failed
 [ $failed = 0 ] && [ $passed -gt 0 ]

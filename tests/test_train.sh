@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 failures=0
 fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
 
-cat README.md docs/*.md comm/comm.h model/gpt2.h >"$work/text.txt"
+cp tests/data/emma.txt "$work/text.txt"
 "$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t "$work/text.txt" >/dev/null || { fail prepare; exit 1; }
 cat >"$work/t.cfg" <<CFG
 [model]
@@ -97,6 +97,29 @@ cmp "$work/resumed/state_00000020.bin" "$work/whole/state_00000020.bin" || fail 
 rm "$work/resumed"/*_000000{15,20}.bin
 train resumed 3 loop train.batch=8 run.resume=yes
 same resumed whole loss
+
+echo "- a folder belongs to one run; files that do not belong together are refused"
+refuse_in() { # TEXT ARGS...: exit 2 with that text
+    local text=$1
+    shift
+    "$TRAIN" "$work/t.cfg" "$@" >"$work/stdout" 2>"$work/stderr"
+    [ $? = 2 ] && grep -qF -- "$text" "$work/stderr" || { fail "expected '$text'"; cat "$work/stderr"; }
+}
+refuse_in "holds checkpoints of an earlier run, up to step 20" run.out="$work/whole"
+refuse_in "train.steps: expected at least the 20 steps" run.out="$work/whole" run.resume=yes train.steps=10
+refuse_in "expected train.seq_len = 32" run.out="$work/whole" run.resume=yes train.seq_len=16 train.batch=24
+cp -r "$work/whole" "$work/mixed"
+cp "$work/mixed/model_00000015.bin" "$work/mixed/model_00000020.bin"
+refuse_in "expected the state of the model file beside it" run.out="$work/mixed" run.resume=yes
+touch "$work/whole/model_00000007.bin" "$work/whole/state_00000020.bin.1.tmp"
+flock "$work/whole/.lock" "$TRAIN" "$work/t.cfg" run.out="$work/whole" run.resume=yes >"$work/stdout" 2>"$work/stderr"
+grep -q "another run is writing to this folder" "$work/stderr" || fail "two runs in one folder"
+train whole 1 loop run.resume=yes
+ls "$work/whole" | grep -q 'tmp$\|00000007' && fail "leftovers of a killed run stay"
+if [ $MPI = 1 ]; then
+    mpirun --oversubscribe -n 1 "$TRAIN" "$work/t.cfg" : -n 1 "$TRAIN" "$work/t.cfg" train.batch=4 >"$work/stdout" 2>"$work/stderr"
+    grep -q "settings (config file and command line): rank 1" "$work/stderr" || fail "ranks with different settings"
+fi
 
 echo "- start from a model file"
 train first 1 loop train.steps=1 model.init="$work/one/model.bin"
