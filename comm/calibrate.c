@@ -1,7 +1,8 @@
 /* Calibration: a few repeats of everything, in turns, with all ranks at work at once as in a collective. Of each repeat
  * the slowest rank counts, and of the repeats the median.
  *
- *   alpha   steps of a ring with empty messages
+ *   alpha   a step of a ring with empty messages. In batches, within which ranks cannot run far ahead of each other, and
+ *           of those the median: where ranks share cores some take 100 times as long as others
  *   beta    a step with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
  *           of a NIC, which all lanes use at once
  *   gamma   sum += term over f32 of this rank's memory; and a copy out of the next rank's
@@ -21,7 +22,7 @@
 
 #define ROUND_S 10e-3
 
-enum { REPEATS = 5, STEPS_MIN = 2, STEPS_MAX = 32, MESSAGE_MIN_BYTES = 64 << 10 };
+enum { REPEATS = 5, LOOKS = 2, BATCH_STEPS = 4, BATCHES_MAX = 8, MESSAGE_MIN_BYTES = 64 << 10 };
 
 /* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. */
 enum { WINDOWS = 4, WINDOW_BYTES = 4 << 20, BUFFER_BYTES = WINDOWS * WINDOW_BYTES };
@@ -37,7 +38,7 @@ typedef struct Calibration {
     /* alike on all ranks */
     int window;
     /* after the first look */
-    int steps[LINK_CLASSES];
+    int batches[LINK_CLASSES]; /* of empty messages */
     size_t message_bytes[LINK_CLASSES]; /* of one rank */
     /* results */
     double time_s[REPEATS][PROBES];
@@ -110,21 +111,32 @@ Status link_shift(Transport *transport, const LinkRing *ring, const void *out, v
 
 static ptrdiff_t next_window(Calibration *self) { return (ptrdiff_t)(++self->window % WINDOWS) * WINDOW_BYTES; }
 
-static Status shift_steps(Calibration *self, LinkClass class, size_t bytes, int steps) {
-    for (int step = 0; step < steps; step++) {
-        ptrdiff_t at = next_window(self);
-        TRY(link_shift(self->transport, &self->rings[class], self->out + at, self->in + at, bytes));
-    }
-    return OK;
+static Status shift(Calibration *self, LinkClass class, size_t bytes) {
+    ptrdiff_t at = next_window(self);
+    return link_shift(self->transport, &self->rings[class], self->out + at, self->in + at, bytes);
 }
 
-/* All ranks begin together, one step ahead of the clock. */
-static Status time_steps(Calibration *self, LinkClass class, size_t bytes, int steps, double *time_s) {
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Sorts values. */
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    return values[count / 2];
+}
+
+/* step_s f64[batches]: of a step in each. All ranks begin together, one step ahead of the clock. */
+static Status time_batches(Calibration *self, LinkClass class, size_t bytes, int batches, int steps, double *step_s) {
     TRY(transport_barrier(self->transport));
-    TRY(shift_steps(self, class, bytes, 1));
-    double start_s = clock_s();
-    TRY(shift_steps(self, class, bytes, steps));
-    *time_s = (clock_s() - start_s) / steps;
+    TRY(shift(self, class, bytes));
+    for (int batch = 0; batch < batches; batch++) {
+        double start_s = clock_s();
+        for (int step = 0; step < steps; step++)
+            TRY(shift(self, class, bytes));
+        step_s[batch] = (clock_s() - start_s) / steps;
+    }
     return OK;
 }
 
@@ -154,8 +166,10 @@ static Status repeat(Calibration *self, double *time_s) {
     for (LinkClass class = INSIDE; class < LINK_CLASSES; class++) {
         if (self->rings[class].lanes == 0)
             continue;
-        TRY(time_steps(self, class, 0, self->steps[class], &time_s[LATENCY + class]));
-        TRY(time_steps(self, class, self->message_bytes[class], 1, &time_s[RATE + class]));
+        double step_s[BATCHES_MAX];
+        TRY(time_batches(self, class, 0, self->batches[class], BATCH_STEPS, step_s));
+        time_s[LATENCY + class] = median(step_s, self->batches[class]);
+        TRY(time_batches(self, class, self->message_bytes[class], 1, 1, &time_s[RATE + class]));
     }
     TRY(time_add(self, &time_s[ADD]));
     return time_copy(self, &time_s[COPY]);
@@ -180,37 +194,37 @@ static Status slowest(Calibration *self, double *values, int count) {
     return OK;
 }
 
-/* How much each repeat is to move over links of this class. Doubling goes past what a shaped link gives away. */
-static Status look(Calibration *self, LinkClass class) {
-    double time_s = 0;
-    if (self->rings[class].lanes == 0)
-        return OK;
-    TRY(time_steps(self, class, 0, STEPS_MIN, &time_s));
-    TRY(slowest(self, &time_s, 1));
-    double steps = ROUND_S / (time_s + ROUND_S / STEPS_MAX);
-    self->steps[class] = steps < STEPS_MIN ? STEPS_MIN : (int)steps;
-    size_t bytes = MESSAGE_MIN_BYTES;
-    for (;; bytes *= 2) {
-        TRY(time_steps(self, class, bytes, 1, &time_s));
-        TRY(slowest(self, &time_s, 1));
-        if (time_s > ROUND_S / 2 || bytes == WINDOW_BYTES)
-            break;
-    }
-    self->message_bytes[class] = bytes;
+/* The better of a few tries, each as slow as its slowest rank. */
+static Status look_at(Calibration *self, LinkClass class, size_t bytes, int steps, double *step_s) {
+    double looks_s[LOOKS];
+    TRY(time_batches(self, class, bytes, LOOKS, steps, looks_s));
+    TRY(slowest(self, looks_s, LOOKS));
+    qsort(looks_s, LOOKS, sizeof *looks_s, compare_doubles);
+    *step_s = looks_s[0];
     return OK;
 }
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+/* How much each repeat is to move over links of this class. Doubling goes past what a shaped link gives away. */
+static Status look(Calibration *self, LinkClass class) {
+    double step_s;
+    if (self->rings[class].lanes == 0)
+        return OK;
+    TRY(look_at(self, class, 0, BATCH_STEPS, &step_s));
+    double batches = ROUND_S / (BATCH_STEPS * step_s);
+    self->batches[class] = batches < 1 ? 1 : batches < BATCHES_MAX ? (int)batches : BATCHES_MAX;
+    self->message_bytes[class] = MESSAGE_MIN_BYTES / 2;
+    do {
+        self->message_bytes[class] *= 2;
+        TRY(look_at(self, class, self->message_bytes[class], 1, &step_s));
+    } while (step_s < ROUND_S / 2 && self->message_bytes[class] < WINDOW_BYTES);
+    return OK;
 }
 
 static double median_s(const Calibration *self, int probe) {
     double values[REPEATS];
     for (int i = 0; i < REPEATS; i++)
         values[i] = self->time_s[i][probe];
-    qsort(values, REPEATS, sizeof *values, compare_doubles);
-    return values[REPEATS / 2];
+    return median(values, REPEATS);
 }
 
 static LinkCosts conclude(const Calibration *self) {

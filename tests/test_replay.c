@@ -500,7 +500,7 @@ static void test_replay_memory_refuses(void **state) {
         *(volatile char *)memory = 1;
         _exit(0);
     }
-    int status;
+    int status = 0;
     assert_true(child > 0 && waitpid(child, &status, 0) == child);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     memory_free(&replay_memory, memory);

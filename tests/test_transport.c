@@ -187,9 +187,18 @@ static void test_timeout(void **state) {
     assert_line(error_line(), "no answer from rank 1 for 0.1 s");
 }
 
+static void test_blame(void **state) {
+    (void)state;
+    const Transport self = {.ranks = 4, .timeout_s = 2};
+    transport_timed_out(&self, 1, (const int[]){1, 2, 3, -1});
+    assert_line(error_line(), "no answer from rank 3 for 2 s");
+    transport_timed_out(&self, 1, (const int[]){1, 2, 0, -1}); /* in a circle: nobody else is known to be to blame */
+    assert_line(error_line(), "no answer from rank 1 for 2 s");
+}
+
 /* Rank 0 gives up with groups under way and frees what they would send and receive. */
 static Status give_up(Transport *transport, void *user) {
-    (void)user;
+    struct timespec pause = {0, *(const long *)user};
     enum { ELEMS = 1 << 20 };
     int rank = transport->rank;
     char *out = calloc(ELEMS, 1), *in = calloc(ELEMS, 1);
@@ -200,6 +209,8 @@ static Status give_up(Transport *transport, void *user) {
         transport_recv(transport, 1 - rank, in, ELEMS);
         ticket = transport_group_start(transport);
     }
+    if (rank == 0)
+        nanosleep(&pause, NULL);
     Status status = rank == 0 ? fault("disk full") : transport_group_wait(transport, ticket);
     char line[64];
     snprintf(line, sizeof line, "%s", error_line());
@@ -213,9 +224,11 @@ static Status give_up(Transport *transport, void *user) {
 static void test_abandon(void **state) {
     (void)state;
     RankRun ran[2];
-    assert_int_equal(run_ranks(&plain, 2, give_up, NULL, ran), FAULT);
-    assert_line(error_line(), "disk full");
-    assert_line(ran[1].line, "disk full");
+    for (long pause_ns = 0; pause_ns < 1000000; pause_ns += 50000) { /* at any point of the other's copying */
+        assert_int_equal(run_ranks(&plain, 2, give_up, &pause_ns, ran), FAULT);
+        assert_line(error_line(), "disk full");
+        assert_line(ran[1].line, "disk full");
+    }
 }
 
 /* ---- the model of links, by its own clock ---- */
@@ -238,6 +251,18 @@ static void test_link_model(void **state) {
     check_arrival(model, node, 1, 0, 0, 0.11e-3);       /* another rank's */
     check_arrival(model, node, 0, 2, 5e-3, 6.05e-3);    /* free again */
     assert_close(link_model_send(model, node, 0, 2, 0, 5e-3), 5.05e-3, 1e-9); /* nothing takes no time */
+    link_model_destroy(model);
+}
+
+/* The ranks of a node share its NIC, out and in. */
+static void test_link_of_a_node(void **state) {
+    (void)state;
+    LinkModel *model = link_model_create(&(LoopLinks){0, 0, 0, 1}, 4);
+    const int two_send[] = {0, 0, 1, 2}, two_receive[] = {0, 1, 2, 2};
+    check_arrival(model, two_send, 0, 2, 0, 1e-3);
+    check_arrival(model, two_send, 1, 3, 0, 2e-3);
+    check_arrival(model, two_receive, 0, 2, 1, 1 + 1e-3);
+    check_arrival(model, two_receive, 1, 3, 1, 1 + 2e-3);
     link_model_destroy(model);
 }
 
@@ -456,8 +481,10 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_labels_differ),
     cmocka_unit_test(test_sizes_differ),
     cmocka_unit_test(test_timeout),
+    cmocka_unit_test(test_blame),
     cmocka_unit_test(test_abandon),
     cmocka_unit_test(test_link_model),
+    cmocka_unit_test(test_link_of_a_node),
     cmocka_unit_test(test_link_incast),
     cmocka_unit_test(test_link_gaps),
     cmocka_unit_test(test_link_without_limits),

@@ -4,10 +4,30 @@
  * rank: the sum is formed once, in an order that the group and elems alone decide, and copied. (scale 1/ranks makes it
  * the mean; scaling comes before adding, in f32, and costs no pass of its own.)
  *
- *   name     steps          bytes sent per rank           order of the sum of one element
- *   naive    2 per segment  S; rank 0: (N-1) S            rank order. The oracle, and slow
- *   native   MPI's choice   not told                      MPI's choice
- *   ring     2 (N-1)        2 (N-1)/N S                   round the ring, from its chunk's first rank on
+ * N ranks on m nodes, S bytes; n ranks on the largest node, c on the smallest. NIC: what one carries each way when
+ * nodes are equal and their ranks stand side by side.
+ *
+ *   name            steps        bytes sent by a rank         NIC              order of a sum
+ *   naive           2 / 256 KiB  S; rank 0: (N-1) S           (N-n) S          ranks. The oracle, and slow
+ *   native          MPI's choice, not told
+ *   ring            2 (N-1)      2 (N-1)/N S                  2 (N-1)/N S      round the ring, chunk's first on
+ *   tree            log2 N       log2 N S                     n log2 m S       pairs, pairs of pairs, ...
+ *     > 64 KiB      2 log2 N     2 (N-1)/N S                  2 (m-1)/m S      the same
+ *     N not 2^k     2 more       S more, for some             as they lie      the first N - 2^k pairs ahead of all
+ *   reduce_scatter  2            2 (N-1)/N S                  2 n (N-n)/N S    ranks
+ *   hierarchical    4            2 (n-1)/n S inside, and      2 (m-1)/m S      ranks of a node, then nodes
+ *                                2 (m-1)/m S/c between
+ *   leader          4            S; the first of a node:      2 (m-1)/m S      the same
+ *                                (n-1) S, and 2 (m-1)/m S between
+ *
+ * Orders by ranks, pairs and nodes do not depend on elems: an array reduced in pieces gets the same bits. Nodes stand
+ * in the order of their first member. reduce_scatter, hierarchical and leader work directly on the peers' arrays where
+ * data lies in memory that the node shares; it counts as sent all the same. They send 4 bytes more to each rank that
+ * adds: the sender's scale.
+ *
+ * predict_s adds up, over the steps, latency and the longer of a rank's bytes inside its node and a NIC's bytes, each
+ * times its beta; and gamma times what the busiest rank adds. Of the two stages of hierarchical and leader the shorter
+ * one hides behind the longer but for one segment. copy_s_per_byte 0: no memory is shared. See cost.h.
  *
  * Adding one: a file with a const Collective, a line in collective.c, a line in the test table. */
 #ifndef COMM_COLLECTIVE_COLLECTIVE_H
@@ -40,7 +60,7 @@ typedef struct Collective {
     /* Optional: BAD_INPUT with a line that says what is missing, where this collective cannot run. */
     Status (*check)(const Group *group);
 
-    /* f32 values that allreduce needs besides data: bounded, whatever elems is. A pure function of size, nodes and elems. */
+    /* f32 values that allreduce needs besides data: bounded, whatever elems is. A pure function, alike on all ranks. */
     int64_t (*scratch_elems)(const Group *group, int64_t elems);
 
     /* The cost model: seconds that allreduce should take. A pure function. Formulas: docs/comm.md. */
@@ -50,8 +70,8 @@ typedef struct Collective {
     Status (*allreduce)(const Group *group, float *data, int64_t elems, float scale, float *scratch);
 } Collective;
 
-extern const Collective collective_naive, collective_native, collective_ring, collective_tree, collective_reduce_scatter,
-    collective_hierarchical, collective_leader;
+extern const Collective collective_naive, collective_native, collective_ring, collective_tree,
+    collective_reduce_scatter, collective_hierarchical, collective_leader;
 
 /* NULL when there is none of that name. */
 const Collective *collective_find(const char *name);

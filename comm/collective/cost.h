@@ -1,5 +1,6 @@
-/* What the cost models of the collectives share. A step takes the latency of the slowest kind of link in it, plus the time of
- * whichever is busier: a rank's own link inside its node, or a node's NIC, over which all its ranks' messages to other nodes go. */
+/* What the cost models of the collectives share. A step takes the latency of the slowest kind of link in it, plus the
+ * time of whichever is busier: a rank's own link inside its node, or a node's NIC, over which go all messages of its
+ * ranks to other nodes. */
 #ifndef COMM_COLLECTIVE_COST_H
 #define COMM_COLLECTIVE_COST_H
 

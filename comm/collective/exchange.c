@@ -4,13 +4,11 @@
 
 enum {
     SEGMENT_ELEMS = 128 << 10,
-    SLOTS = 2,               /* segments under way: one is added, the next one travels */
-    POLL_ELEMS = 16 << 10,   /* added between two looks at the transport */
+    SLOTS = 2,             /* segments under way: one is added, the next one travels */
+    POLL_ELEMS = 16 << 10, /* added between two looks at the transport */
 };
 
-int64_t exchange_scratch_elems(int64_t elems) {
-    return elems <= SEGMENT_ELEMS ? elems : SLOTS * SEGMENT_ELEMS;
-}
+int64_t exchange_scratch_elems(int64_t elems) { return elems <= SEGMENT_ELEMS ? elems : SLOTS * SEGMENT_ELEMS; }
 
 static int64_t segment_elems(int64_t elems, int64_t start) {
     int64_t rest = elems - start;

@@ -11,8 +11,9 @@
  *   gather 1   0 <-> 3,   1 <-> 4
  *   gather 0   0 gives a to 1, 2; 1 gives b to 0, 2            3 gives a to 4, 4 gives b to 3
  *
- * Each NIC carries 2 (m-1)/m S for m nodes, whatever the ranks per node, in two steps. The order of a sum: the ranks of a
- * node as in the group, then nodes by their first rank; independent of size. One node or one rank per node leaves one stage.
+ * Each NIC carries 2 (m-1)/m S for m nodes, whatever the ranks per node, in two steps. The order of a sum: the ranks of
+ * a node as in the group, then nodes by their first rank; independent of size. One node, or one rank per node, leaves
+ * one stage.
  *
  * leader: the same with one column, so that only the first rank of each node talks to other nodes. */
 #include "comm/collective/collective.h"

@@ -60,7 +60,5 @@ static Status naive_allreduce(const Group *group, float *data, int64_t elems, fl
     return OK;
 }
 
-const Collective collective_naive = {.name = "naive",
-                                     .scratch_elems = naive_scratch_elems,
-                                     .predict_s = naive_predict_s,
-                                     .allreduce = naive_allreduce};
+const Collective collective_naive = {
+    .name = "naive", .scratch_elems = naive_scratch_elems, .predict_s = naive_predict_s, .allreduce = naive_allreduce};

@@ -20,7 +20,8 @@ static int64_t native_scratch_elems(const Group *group, int64_t elems) {
 
 /* Whatever MPI does: taken for a tree below, where latency counts, and for a ring above. */
 static double native_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
-    double tree_s = collective_tree.predict_s(group, elems, costs), ring_s = collective_ring.predict_s(group, elems, costs);
+    double tree_s = collective_tree.predict_s(group, elems, costs);
+    double ring_s = collective_ring.predict_s(group, elems, costs);
     return tree_s < ring_s ? tree_s : ring_s;
 }
 

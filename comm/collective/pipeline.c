@@ -9,9 +9,9 @@ enum {
     SLOTS = 2,                    /* segments that arrive at a time: one is added, the next one travels */
     SEGMENT_MIN_ELEMS = 16 << 10, /* below, latency costs more than the pipeline gains */
     SEGMENT_MAX_ELEMS = 128 << 10,
-    ARRIVALS_ELEMS = 512 << 10,   /* of all members together: stays in the outer cache */
-    SEGMENTS_MIN = 4,             /* what a pipeline needs to fill */
-    BLOCK_ELEMS = 2048,           /* its sum stays in the inner cache */
+    ARRIVALS_ELEMS = 512 << 10, /* of all members together: stays in the outer cache */
+    SEGMENTS_MIN = 4,           /* what a pipeline needs to fill */
+    BLOCK_ELEMS = 2048,         /* its sum stays in the inner cache */
     BLOCKS_PER_POLL = 8,
 };
 
@@ -26,9 +26,9 @@ typedef struct Pipeline {
     const Stage *stages;
     float *data;
     int64_t elems, segment_elems, segments;
-    bool direct[STAGES_MAX];      /* the stage's members share the memory of data */
-    float *scales;                /* f32[members of stage 0] */
-    float *arrivals[STAGES_MAX];  /* f32[SLOTS][members - 1][arrival_elems] */
+    bool direct[STAGES_MAX];     /* the stage's members share the memory of data */
+    float *scales;               /* f32[members of stage 0] */
+    float *arrivals[STAGES_MAX]; /* f32[SLOTS][members - 1][arrival_elems] */
     int64_t arrival_elems[STAGES_MAX];
     /* under way */
     Ticket tickets[2 * STAGES_MAX][SLOTS]; /* of each step's last segments */
@@ -41,6 +41,11 @@ static int64_t round_up(int64_t elems, int64_t unit) { return (elems + unit - 1)
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+static Slice slice_of(Slice whole, int parts, int i) {
+    int64_t start = chunk_start(whole.elems, parts, i);
+    return (Slice){whole.start + start, chunk_start(whole.elems, parts, i + 1) - start};
+}
+
 /* Of one owner of stage 0. Whole blocks of CHUNK_ALIGN_ELEMS for each owner of stage 1, so that they share alike. */
 static int64_t segment_elems_of(const Shape *shape, int64_t elems) {
     int64_t part = (elems + shape->owners[0] - 1) / shape->owners[0];
@@ -51,15 +56,10 @@ static int64_t segment_elems_of(const Shape *shape, int64_t elems) {
 }
 
 int64_t pipeline_segments(const Shape *shape, int64_t elems) {
-    int64_t part = chunk_start(elems, shape->owners[0], 1), segment = segment_elems_of(shape, elems);
-    for (int owner = 1; owner < shape->owners[0]; owner++)
-        part = most(part, chunk_start(elems, shape->owners[0], owner + 1) - chunk_start(elems, shape->owners[0], owner));
+    int64_t part = 0, segment = segment_elems_of(shape, elems);
+    for (int i = 0; i < shape->owners[0]; i++)
+        part = most(part, slice_of((Slice){0, elems}, shape->owners[0], i).elems);
     return segment > 0 ? (part + segment - 1) / segment : 0;
-}
-
-static Slice slice_of(Slice whole, int parts, int i) {
-    int64_t start = chunk_start(whole.elems, parts, i);
-    return (Slice){whole.start + start, chunk_start(whole.elems, parts, i + 1) - start};
 }
 
 static bool takes_part(const Pipeline *self, int stage) { return self->stages[stage].group.self >= 0; }
@@ -228,8 +228,8 @@ static Status wait_for(Pipeline *self, Ticket ticket) {
     return transport_group_wait(self->transport, ticket);
 }
 
-/* Steps 0..stages-1 scatter, the others gather, from the last stage back to the first. Each waits for the segment's step
- * before, and sums what that brought; one more only waits. */
+/* Steps 0..stages-1 scatter, the others gather, from the last stage back to the first. Each waits for the segment's
+ * step before, and sums what that brought; one more only waits. */
 static Status step(Pipeline *self, int index, int64_t segment) {
     int stages = self->shape->stages, stage = index < stages ? index : 2 * stages - 1 - index;
     if (index > 0)

@@ -29,9 +29,9 @@ enum { STAGES_MAX = 2 };
 
 /* The shape, alike on all ranks. */
 typedef struct Shape {
-    int stages;                       /* 0: nobody to reduce with */
-    int members[STAGES_MAX];          /* the most that a stage's group has on any rank */
-    int owners[STAGES_MAX];           /* the first so many members */
+    int stages;              /* 0: nobody to reduce with */
+    int members[STAGES_MAX]; /* the most that a stage's group has on any rank */
+    int owners[STAGES_MAX];  /* the first so many members */
 } Shape;
 
 /* A stage as this rank sees it. */

@@ -75,12 +75,12 @@ static Status ring_allreduce(const Group *group, float *data, int64_t elems, flo
         Chunk out = chunk_of(group, data, elems, self - step), sum = chunk_of(group, data, elems, self - step - 1);
         TRY(reduce_step(group, out, sum, step == 0 ? scale : 1, scale, scratch));
     }
-    for (int step = 0; step < steps; step++)
-        TRY(gather_step(group, chunk_of(group, data, elems, self + 1 - step), chunk_of(group, data, elems, self - step)));
+    for (int step = 0; step < steps; step++) {
+        Chunk out = chunk_of(group, data, elems, self + 1 - step), in = chunk_of(group, data, elems, self - step);
+        TRY(gather_step(group, out, in));
+    }
     return OK;
 }
 
-const Collective collective_ring = {.name = "ring",
-                                    .scratch_elems = ring_scratch_elems,
-                                    .predict_s = ring_predict_s,
-                                    .allreduce = ring_allreduce};
+const Collective collective_ring = {
+    .name = "ring", .scratch_elems = ring_scratch_elems, .predict_s = ring_predict_s, .allreduce = ring_allreduce};

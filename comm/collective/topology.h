@@ -1,5 +1,5 @@
-/* Which members of a group share a node. transport->node may hold any numbers, and the members of a node may stand anywhere
- * in the group: nodes are ordered by their first member, the members of a node as in the group. Pure functions. */
+/* Which members of a group share a node. transport->node may hold any numbers, and the members of a node may stand
+ * anywhere in the group: nodes are ordered by their first member, the members of a node as in the group. */
 #ifndef COMM_COLLECTIVE_TOPOLOGY_H
 #define COMM_COLLECTIVE_TOPOLOGY_H
 

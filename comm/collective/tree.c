@@ -94,8 +94,14 @@ static Status doubling(const Group *group, float *data, int64_t elems, float sca
         vector_scale(data, elems, scale);
     for (int step = 0; step < steps_of(group->size); step++) {
         int partner = group->members[partner_of(group, group->self, step)];
-        Exchange exchange = {.to = partner, .from = partner, .out = data, .sum = data, .out_elems = elems,
-                             .sum_elems = elems, .out_scale = 1, .sum_scale = 1};
+        Exchange exchange = {.to = partner,
+                             .from = partner,
+                             .out = data,
+                             .sum = data,
+                             .out_elems = elems,
+                             .sum_elems = elems,
+                             .out_scale = 1,
+                             .sum_scale = 1};
         TRY(exchange_add(group->transport, &exchange, scratch));
     }
     return OK;
@@ -106,27 +112,34 @@ static Range half_of(Range range, int which) {
     return which ? (Range){middle, range.end} : (Range){range.start, middle};
 }
 
+static size_t bytes_of(Range range) { return (size_t)(range.end - range.start) * sizeof(float); }
+
 static Status swap(const Group *group, int partner, float *data, Range out, Range in) {
-    size_t out_bytes = (size_t)(out.end - out.start) * sizeof(float), in_bytes = (size_t)(in.end - in.start) * sizeof(float);
     transport_group_begin(group->transport);
-    if (out_bytes > 0)
-        transport_send(group->transport, partner, data + out.start, out_bytes);
-    if (in_bytes > 0)
-        transport_recv(group->transport, partner, data + in.start, in_bytes);
+    if (bytes_of(out) > 0)
+        transport_send(group->transport, partner, data + out.start, bytes_of(out));
+    if (bytes_of(in) > 0)
+        transport_recv(group->transport, partner, data + in.start, bytes_of(in));
     return transport_group_end(group->transport);
 }
 
 static Status halving_doubling(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
     Range kept[STEPS_MAX + 1] = {{0, elems}}, given[STEPS_MAX];
     int steps = steps_of(group->size), place = place_of(group->size, group->self);
+    if (steps == 0)
+        vector_scale(data, elems, scale);
     for (int step = 0; step < steps; step++) {
         int upper = place >> step & 1, partner = group->members[partner_of(group, group->self, step)];
         given[step] = half_of(kept[step], !upper);
         kept[step + 1] = half_of(kept[step], upper);
-        Exchange exchange = {.to = partner, .out = data + given[step].start,
-                             .out_elems = given[step].end - given[step].start, .out_scale = step == 0 ? scale : 1,
-                             .from = partner, .sum = data + kept[step + 1].start,
-                             .sum_elems = kept[step + 1].end - kept[step + 1].start, .sum_scale = step == 0 ? scale : 1};
+        Exchange exchange = {.to = partner,
+                             .out = data + given[step].start,
+                             .out_elems = given[step].end - given[step].start,
+                             .out_scale = step == 0 ? scale : 1,
+                             .from = partner,
+                             .sum = data + kept[step + 1].start,
+                             .sum_elems = kept[step + 1].end - kept[step + 1].start,
+                             .sum_scale = step == 0 ? scale : 1};
         TRY(exchange_add(group->transport, &exchange, scratch));
     }
     for (int step = steps - 1; step >= 0; step--)
@@ -149,7 +162,8 @@ static Status tree_allreduce(const Group *group, float *data, int64_t elems, flo
     if (role < 0)
         scale = 1; /* done while folding */
     if (role <= 0)
-        TRY((elems <= SMALL_ELEMS || group->size == 1 ? doubling : halving_doubling)(group, data, elems, scale, scratch));
+        TRY(elems <= SMALL_ELEMS ? doubling(group, data, elems, scale, scratch)
+                                 : halving_doubling(group, data, elems, scale, scratch));
     return unfold(group, data, elems);
 }
 
@@ -176,7 +190,5 @@ static double tree_predict_s(const Group *group, int64_t elems, const LinkCosts 
     return time_s;
 }
 
-const Collective collective_tree = {.name = "tree",
-                                    .scratch_elems = tree_scratch_elems,
-                                    .predict_s = tree_predict_s,
-                                    .allreduce = tree_allreduce};
+const Collective collective_tree = {
+    .name = "tree", .scratch_elems = tree_scratch_elems, .predict_s = tree_predict_s, .allreduce = tree_allreduce};
