@@ -223,7 +223,7 @@ static Status agreed_failure(Comm *comm, void *user) {
 static void test_agreed_failure_is_everybodys(void **state) {
     (void)state;
     assert_int_equal(run(3, agreed_failure, NULL), BAD_INPUT);
-    assert_string_equal(error_line(), "x.cfg:3: no such file");
+    assert_string_equal(error_line(), "rank 1: x.cfg:3: no such file");
 }
 
 /* What each rank saw. */

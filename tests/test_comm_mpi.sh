@@ -41,11 +41,11 @@ for ranks in 1 2 3 4; do
 done
 
 start 3 config 1
-expect 2 'x.cfg:3: comm.ranks: no such key' 'one rank cannot read its config'
+expect 2 'rank 1: x.cfg:3: comm.ranks: no such key' 'one rank cannot read its config'
 start 2 loop
 expect 2 'comm.transport = loop: .*2 processes were started' 'threads asked for under mpirun'
 start 3 agree 2
-expect 2 'shard.bin: token 50257 at 12' 'agreed bad input'
+expect 2 'rank 2: shard.bin: token 50257 at 12' 'agreed bad input'
 start 3 fail 2
 expect 1 'rank 2: disk full' 'one rank fails'
 start 2 sizes 0
