@@ -51,8 +51,10 @@ all: $(TRAIN) $(PROGRAMS) ## build ./train and the programs in build/
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(dir $@)
 	$(call say,cc    $<)
-	$(Q)$(CC) $(CFLAGS) $(if $(filter $(KERNELS),$<),$(KERNEL_CFLAGS)) -c $< -o $@
-$(BUILD)/obj/comm/transport/transport_mpi.o: CC := OMPI_CC=$(CC) $(MPICC)
+	$(Q)$(COMPILE) $(CFLAGS) $(if $(filter $(KERNELS),$<),$(KERNEL_CFLAGS)) -c $< -o $@
+# Not CC itself: given on the command line, that overrides a target's own value.
+COMPILE := $(CC)
+$(BUILD)/obj/comm/transport/transport_mpi.o: COMPILE := OMPI_CC=$(CC) $(MPICC)
 
 # Rebuild everything when flags change.
 $(BUILD)/flags: FORCE
@@ -77,7 +79,8 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 	@mkdir -p $(dir $@)
 	$(call say,link  $@)
 	$(Q)$(LINK) $^ $(LDLIBS) -lcmocka -o $@
-.SECONDARY:
+# These only: a .SECONDARY without names would hold for FORCE as well, and flags would never be looked at again.
+.SECONDARY: $(call objects,$(TEST_SOURCES))
 
 # ---- tests ----
 .PHONY: test tests asan tsan lint

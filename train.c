@@ -96,9 +96,10 @@ static Status print_header(Trainer *t) {
                  t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
         log_fact(t->log, "data", "%.2f M tokens in %d shard%s", 1e-6 * (double)loader_tokens(t->train_data),
                  loader_shards(t->train_data), loader_shards(t->train_data) > 1 ? "s" : "");
-        log_fact(t->log, "batch", "%lld tokens: %d ranks x %lld micro-steps x %lld sequences x %lld tokens",
-                 (long long)(t->global_sequences * s->train.seq_len), t->ranks, (long long)t->micro_steps,
-                 (long long)s->train.batch, (long long)s->train.seq_len);
+        log_fact(t->log, "batch", "%lld tokens: %d rank%s x %lld micro-step%s x %lld sequences x %lld tokens",
+                 (long long)(t->global_sequences * s->train.seq_len), t->ranks, t->ranks > 1 ? "s" : "",
+                 (long long)t->micro_steps, t->micro_steps > 1 ? "s" : "", (long long)s->train.batch,
+                 (long long)s->train.seq_len);
         log_fact(t->log, "machine", "%s, %d cores", machine_cpu(), machine_all_cores());
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
@@ -248,20 +249,23 @@ static Status validate(Trainer *t, StepLog *log) {
         }
     }
     TRY(comm_reduce(t->comm, sums, 3, COMM_SUM));
+    log->validated = true;
     log->val_loss = sums[0] / sums[1];
     log->val_bits_per_byte = sums[2] > 0 ? sums[0] / sums[2] / 0.6931471805599453 : NAN;
     return OK;
 }
 
 /* Rank 0 only: the others wait in their next collective call. */
-static Status show_sample(Trainer *t) {
+static void show_sample(Trainer *t) {
     const TrainSettings *s = &t->settings->train;
     char title[64], text[1 << 14];
-    TRY(sample_text(&t->model_config, &t->table, t->params, t->tokenizer, s->sample_prompt, (int)s->sample_tokens,
-                    (uint64_t)t->settings->run.seed, text, sizeof text));
+    if (sample_text(&t->model_config, &t->table, t->params, t->tokenizer, s->sample_prompt, (int)s->sample_tokens,
+                    (uint64_t)t->settings->run.seed, text, sizeof text) != OK) {
+        log_warning(t->log, "no sample: %s", error_line());
+        return;
+    }
     snprintf(title, sizeof title, "text after %lld steps", (long long)t->step);
     log_text(t->log, title, s->sample_prompt, text);
-    return OK;
 }
 
 static bool due(int64_t step, int64_t every, int64_t last) { return every > 0 && (step % every == 0 || step == last); }
@@ -270,9 +274,9 @@ static Status train_loop(Trainer *t) {
     const Settings *s = t->settings;
     int64_t last = s->train.steps;
     if (t->rank == 0 && t->step == 0 && s->train.sample_every)
-        TRY(show_sample(t));
+        show_sample(t);
     while (t->step < last) {
-        StepLog log = {.val_loss = NAN, .val_bits_per_byte = NAN};
+        StepLog log = {0};
         TRY(train_step(t, &log));
         if (due(t->step, s->train.val_every, last))
             TRY(validate(t, &log));
@@ -280,7 +284,7 @@ static Status train_loop(Trainer *t) {
             continue;
         log_step(t->log, &log);
         if (due(t->step, s->train.sample_every, last))
-            TRY(show_sample(t));
+            show_sample(t);
         Snapshot snapshot = snapshot_of(t);
         if (due(t->step, s->train.save_every, last))
             TRY(snapshot_save(&snapshot, s->run.out, s->train.keep));

@@ -4,6 +4,7 @@
 #include "base/config.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <errno.h>
 #include <ini.h>
 #include <math.h>
@@ -90,7 +91,7 @@ static bool parse_value(const Option *option, const char *text, void *target) {
     case OPTION_BOOL: return parse_bool(text, value);
     case OPTION_CHOICE: return parse_choice(option->choices, text, value);
     case OPTION_STRING:
-        if (strlen(text) >= OPTION_TEXT)
+        if (strlen(text) >= OPTION_TEXT || (double)strlen(text) < option->min)
             return false;
         memcpy(value, text, strlen(text) + 1);
         return true;
@@ -105,7 +106,10 @@ static void describe(const Option *option, char *text, size_t size) {
     case OPTION_FLOAT: snprintf(text, size, "a number in [%g, %g]", option->min, option->max); break;
     case OPTION_BOOL: snprintf(text, size, "yes or no"); break;
     case OPTION_CHOICE: snprintf(text, size, "one of %s", option->choices); break;
-    case OPTION_STRING: snprintf(text, size, "at most %d bytes of text", OPTION_TEXT - 1); break;
+    case OPTION_STRING:
+        snprintf(text, size, option->min > 0 ? "a name of at most %d bytes" : "at most %d bytes of text",
+                 OPTION_TEXT - 1);
+        break;
     }
 }
 
@@ -208,18 +212,31 @@ typedef struct Reading {
     Status status; /* of the first fault, the one to report */
 } Reading;
 
-/* inih's fgets. A line that does not fit is refused here: inih would read its rest as another line. */
+/* The next line without the blanks it starts with, as fgets would give it; 0 bytes at the file's end. */
+static Status get_line(Reading *reading, char *text, int size) {
+    const char *path = reading->origin.path;
+    int used = 0, line = reading->origin.line + 1;
+    for (int c = 0; c != '\n' && (c = getc(reading->file)) != EOF;) {
+        if (c == 0)
+            return bad_input("%s:%d: expected text, found a NUL byte", path, line);
+        if (used == size - 1)
+            return bad_input("%s:%d: expected a line of at most %d bytes", path, line, size - 2);
+        if (used > 0 || c == '\n' || !isspace(c))
+            text[used++] = (char)c;
+    }
+    text[used] = 0;
+    return OK;
+}
+
+/* inih's fgets. inih would read an indented line as more of the value above, the rest of a long one as another line,
+ * and what follows a NUL byte not at all. */
 static char *read_line(char *text, int size, void *user) {
     Reading *reading = user;
-    if (reading->status != OK || !fgets(text, size, reading->file))
+    if (reading->status != OK)
         return NULL;
+    reading->status = get_line(reading, text, size);
     reading->origin.line++;
-    if (!strchr(text, '\n') && !feof(reading->file)) {
-        reading->status = bad_input("%s:%d: expected a line of at most %d bytes", reading->origin.path,
-                                    reading->origin.line, size - 2);
-        return NULL;
-    }
-    return text;
+    return reading->status == OK && text[0] ? text : NULL;
 }
 
 static int read_pair(void *user, const char *section, const char *name, const char *value) {
@@ -237,12 +254,11 @@ Status config_read_file(Config *config, const char *path) {
     int line = ini_parse_stream(read_line, &reading, read_pair, &reading); /* 0, or the first line it cannot parse */
     bool unreadable = ferror(reading.file) != 0;
     fclose(reading.file);
-    TRY(reading.status);
     if (unreadable)
         return bad_input("%s: cannot read config file: expected a file of text", path);
-    if (line)
+    if (line && (reading.status == OK || line < reading.origin.line)) /* the first fault is the one to report */
         return bad_input("%s:%d: expected 'key = value' or '[section]'", path, line);
-    return OK;
+    return reading.status;
 }
 
 Status config_assign(Config *config, const char *assignment) {

@@ -28,7 +28,7 @@ typedef struct Option {
     OptionType type;
     size_t offset;       /* of the field in the section's struct */
     const char *initial; /* default, as it would be written in a file */
-    double min, max;     /* OPTION_INT, OPTION_FLOAT: inclusive range */
+    double min, max;     /* OPTION_INT, OPTION_FLOAT: inclusive range; OPTION_STRING: min 1 refuses an empty text */
     const char *choices; /* OPTION_CHOICE: "a|b|c" */
     const char *help;    /* one line */
 } Option;

@@ -11,7 +11,7 @@
 
 Status file_map(FileMap *map, const char *path) {
     *map = (FileMap){0};
-    int file = open(path, O_RDONLY | O_CLOEXEC);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* or a pipe would be waited for */
     if (file < 0)
         return bad_input("%s: cannot open: %s", path, strerror(errno));
     struct stat info;

@@ -7,16 +7,19 @@
 #include <assert.h>
 #include <cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct Log {
     int64_t steps, every, done; /* done: before this run */
     FILE *jsonl;
+    char path[512]; /* of jsonl, for the warning */
     cJSON *facts;       /* of the header, until log_start */
     Progress progress;
     double start_s;
@@ -27,10 +30,11 @@ struct Log {
     StepLog shown; /* `sum` and `tokens` at the last line on the terminal */
     double shown_tokens;
     StepLog last;
+    bool validated;
     double val_loss, val_bits_per_byte; /* the latest ones */
 };
 
-/* Fields of StepLog under their own names; those before `val_loss` are in every step. */
+/* Fields of StepLog under their own names; those before `val_loss` are in every step, the others when validated. */
 typedef struct StepField {
     const char *name;
     size_t offset;
@@ -40,7 +44,7 @@ static const StepField fields[] = {
     FIELD(loss), FIELD(lr), FIELD(grad_norm), FIELD(tokens_per_s), FIELD(step_ms), FIELD(forward_ms),
     FIELD(backward_ms), FIELD(update_ms), FIELD(comm_ms), FIELD(comm_exposed_ms), FIELD(bytes_intra),
     FIELD(bytes_inter), FIELD(compress_error), FIELD(val_loss), FIELD(val_bits_per_byte)};
-enum { FIELD_COUNT = sizeof fields / sizeof *fields, OPTIONAL_FIELDS = 2 };
+enum { FIELD_COUNT = sizeof fields / sizeof *fields, VAL_FIELDS = 2 };
 
 static double *value_of(StepLog *step, int field) { return (double *)(void *)((char *)step + fields[field].offset); }
 
@@ -50,33 +54,57 @@ Log *log_open(int64_t steps, int64_t every) {
     log->steps = steps;
     log->every = every;
     log->facts = cJSON_CreateObject();
-    log->val_loss = log->val_bits_per_byte = NAN;
     return log;
 }
 
-/* Cuts the file behind the line of step `done`, so that a resumed run leaves the same lines as one that never stopped. */
+/* A whole line, of a run's start or of a step up to `done`. */
+static bool stays(const char *line, size_t length, int64_t done) {
+    if (line[length - 1] != '\n' || strlen(line) != length)
+        return false;
+    cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
+    const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step");
+    bool kept = cJSON_IsNumber(step) ? step->valuedouble <= (double)done
+                                     : cJSON_GetObjectItemCaseSensitive(object, "options") != NULL;
+    cJSON_Delete(object);
+    return kept;
+}
+
+/* Leaves the lines up to step `done`, so that a resumed run leaves the same lines as one that never stopped. They move
+ * up where the end of a killed run, or a full disk, has left half a line in front of them. */
 static void drop_later_steps(FILE *file, int64_t done) {
-    char line[4096];
-    long keep = 0;
-    long long step = 0;
-    while (step <= done && fgets(line, sizeof line, file)) {
-        const char *key = strncmp(line, "{\"step\":", 8) == 0 ? line + 8 : NULL;
-        if (key && sscanf(key, "%lld", &step) == 1 && step > done)
-            break;
-        keep = ftell(file);
-    }
-    if (ftruncate(fileno(file), keep) == 0)
+    char *line = NULL;
+    size_t capacity = 0;
+    ssize_t length;
+    off_t start = 0, kept = 0;
+    bool moved = true;
+    for (; moved && (length = getline(&line, &capacity, file)) > 0; start += length)
+        if (stays(line, (size_t)length, done)) {
+            moved = kept == start || pwrite(fileno(file), line, (size_t)length, kept) == length;
+            kept += length;
+        }
+    if (moved && ftruncate(fileno(file), kept) == 0)
         fseek(file, 0, SEEK_END);
+    free(line);
 }
 
 Status log_jsonl(Log *log, const char *path, int64_t done) {
     log->done = done;
     if (!path[0])
         return OK;
-    if (done > 0 && (log->jsonl = fopen(path, "r+")))
-        drop_later_steps(log->jsonl, done);
-    else if (!(log->jsonl = fopen(path, "w")))
+    snprintf(log->path, sizeof log->path, "%s", path);
+    /* For reading as well, even a new one: opening a pipe only to write would wait for who reads it. */
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (done > 0 ? 0 : O_TRUNC), 0666);
+    if (file < 0)
         return bad_input("%s: cannot write the log: %s", path, strerror(errno));
+    struct stat info = {0};
+    if (fstat(file, &info) != 0 || S_ISFIFO(info.st_mode)) {
+        close(file);
+        return bad_input("%s: expected a regular file", path);
+    }
+    log->jsonl = fdopen(file, "r+");
+    assert(log->jsonl);
+    if (done > 0 && S_ISREG(info.st_mode))
+        drop_later_steps(log->jsonl, done);
     return OK;
 }
 
@@ -97,9 +125,10 @@ void log_close(Log *log) {
 
 static void write_line(Log *log, cJSON *object) {
     char *text = log->jsonl ? cJSON_PrintUnformatted(object) : NULL;
-    if (text) {
-        fprintf(log->jsonl, "%s\n", text);
-        fflush(log->jsonl);
+    if (text && (fprintf(log->jsonl, "%s\n", text) < 0 || fflush(log->jsonl) != 0)) {
+        log_warning(log, "%s: not written: %s; the run goes on without", log->path, strerror(errno));
+        fclose(log->jsonl);
+        log->jsonl = NULL;
     }
     free(text);
     cJSON_Delete(object);
@@ -152,37 +181,44 @@ static void print_step(Log *log, const StepLog *step) {
            100 * (log->sum.comm_exposed_ms - log->shown.comm_exposed_ms) / ms);
     log->shown = log->sum;
     log->shown_tokens = log->tokens;
-    if (!isnan(step->val_loss))
+    if (step->validated)
         printf("  val %.4f", step->val_loss);
     if (step->skipped)
         printf("  skipped %lld", (long long)step->skipped);
     putchar('\n');
 }
 
-void log_step(Log *log, const StepLog *step) {
-    StepLog copy = *step;
+static void write_step(Log *log, StepLog *step) {
     cJSON *object = cJSON_CreateObject();
     cJSON_AddNumberToObject(object, "step", (double)step->step);
-    for (int i = 0; i < FIELD_COUNT; i++) {
-        double value = *value_of(&copy, i);
-        *value_of(&log->sum, i) += value;
-        if (isfinite(value))
-            cJSON_AddNumberToObject(object, fields[i].name, value);
-        else if (i < FIELD_COUNT - OPTIONAL_FIELDS)
+    for (int i = 0; i < FIELD_COUNT - (step->validated ? 0 : VAL_FIELDS); i++)
+        if (isfinite(*value_of(step, i)))
+            cJSON_AddNumberToObject(object, fields[i].name, *value_of(step, i));
+        else if (i + 1 < FIELD_COUNT) /* the last are bits per byte, which not every run can tell */
             cJSON_AddNullToObject(object, fields[i].name); /* JSON has no NaN */
-    }
     cJSON_AddNumberToObject(object, "skipped", (double)step->skipped);
     write_line(log, object);
+}
+
+void log_step(Log *log, const StepLog *step) {
+    StepLog copy = *step;
+    for (int i = 0; i < FIELD_COUNT; i++) {
+        if (isnan(*value_of(&copy, i)))
+            *value_of(&copy, i) = NAN; /* of either sign, which would be shown */
+        *value_of(&log->sum, i) += *value_of(&copy, i);
+    }
+    write_step(log, &copy);
     log->count++;
     log->tokens += 1e-3 * step->step_ms * step->tokens_per_s;
     log->last = copy;
-    if (!isnan(step->val_loss)) {
-        log->val_loss = step->val_loss;
-        log->val_bits_per_byte = step->val_bits_per_byte;
+    if (copy.validated) {
+        log->validated = true;
+        log->val_loss = copy.val_loss;
+        log->val_bits_per_byte = copy.val_bits_per_byte;
     }
-    if (step->step % log->every == 0 || step->step == log->steps || log->count == 1 || !isnan(step->val_loss)) {
+    if (step->step % log->every == 0 || step->step == log->steps || log->count == 1 || step->validated) {
         progress_clear(&log->progress);
-        print_step(log, step);
+        print_step(log, &copy);
     }
     log_progress(log, (double)step->step);
 }
@@ -245,9 +281,9 @@ double log_summary(Log *log) {
     print_share("other", total_ms - sum->forward_ms - sum->backward_ms - sum->update_ms - sum->comm_exposed_ms, log);
     print_share("total", total_ms, log);
     printf("\n  %-12s %.4f nats per token", "loss", log->last.loss);
-    if (!isnan(log->val_loss))
+    if (log->validated)
         printf(", validation %.4f", log->val_loss);
-    if (!isnan(log->val_bits_per_byte))
+    if (log->validated && !isnan(log->val_bits_per_byte))
         printf(" = %.3f bits per byte", log->val_bits_per_byte);
     printf("\n  %-12s %.0f tokens per second\n", "speed", tokens_per_s);
     if (sum->bytes_intra + sum->bytes_inter > 0)

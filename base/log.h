@@ -1,7 +1,8 @@
 /* What a training run tells: log.jsonl for programs; header, progress and closing table for people. Rank 0 only.
  *
  * log.jsonl: the first line says what runs, {"options": {every key}, "run": {"model": ..., "data": ..., "ranks": ...}}, then one
- * object per step with the fields of StepLog under the same names. */
+ * object per step with the fields of StepLog under the same names: null where a measured one is not finite. A file that
+ * can no longer be written gives one warning, and the run goes on without. */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 
@@ -22,8 +23,9 @@ typedef struct StepLog {
     double bytes_intra, bytes_inter;                    /* sent by all ranks */
     double compress_error; /* relative RMS error of compression; 0 without */
     int64_t skipped;       /* steps without update so far, for a non-finite loss or gradient */
-    double val_loss;       /* NaN when not measured at this step */
-    double val_bits_per_byte; /* NaN when not measured or no tokenizer tells the bytes of a token */
+    bool validated;        /* the next two were measured at this step; else they are not read */
+    double val_loss;
+    double val_bits_per_byte; /* NaN when no tokenizer tells the bytes of a token */
 } StepLog;
 
 typedef struct Log Log;
@@ -33,7 +35,7 @@ Log *log_open(int64_t steps, int64_t every);
 void log_close(Log *log);
 
 /* Starts log.jsonl at `path`, or goes on in the one that is there when the run resumes after step `done` > 0: lines of later
- * steps are dropped. "" for none. BAD_INPUT when it cannot be written. */
+ * steps, and those that are not whole, are dropped. "" for none. BAD_INPUT when it cannot be written. */
 Status log_jsonl(Log *log, const char *path, int64_t done);
 
 /* A line "name  value" of the run header, or of the closing table. Those of the header go into the first JSONL line. */

@@ -118,7 +118,8 @@ static void add_layer(Sgemm *sgemm, const char *name, int rows, int in, int out)
     add_shape(sgemm, name, "dw", CblasTrans, CblasNoTrans, out, in, rows);
 }
 
-static Status sgemm_create(Sgemm *sgemm, const Gpt2Config *config, int rows) {
+/* Shapes, and with them the size of the operands. */
+static void sgemm_plan(Sgemm *sgemm, const Gpt2Config *config, int rows) {
     int C = config->channels, head_rows = rows < 512 ? rows : 512;
     *sgemm = (Sgemm){.threads = omp_get_max_threads()};
     add_layer(sgemm, "qkv", rows, C, 3 * C);
@@ -126,6 +127,9 @@ static Status sgemm_create(Sgemm *sgemm, const Gpt2Config *config, int rows) {
     add_layer(sgemm, "fc", rows, C, 4 * C);
     add_layer(sgemm, "fcproj", rows, 4 * C, C);
     add_layer(sgemm, "head", head_rows, C, config->vocab_padded);
+}
+
+static Status sgemm_create(Sgemm *sgemm) {
     sgemm->a = memory_alloc(&host_memory, sgemm->elems * sizeof(float));
     sgemm->b = memory_alloc(&host_memory, sgemm->elems * sizeof(float));
     sgemm->out = memory_alloc(&host_memory, sgemm->elems * sizeof(float));
@@ -264,10 +268,10 @@ typedef struct Results {
 } Results;
 
 /* Steps and sgemm rounds take turns, so that both see the same machine. */
-static Status measure(Trainer *trainer, Sgemm *sgemm, const Gpt2Config *config, int rounds, Results *results) {
+static Status measure(Trainer *trainer, Sgemm *sgemm, int rounds, Results *results) {
     train_step(trainer); /* touches all memory, wakes the threads */
     results->peak_rss_bytes = machine_peak_rss();
-    TRY(sgemm_create(sgemm, config, trainer->B * trainer->T));
+    TRY(sgemm_create(sgemm));
     for (int round = 0; round < rounds; round++) {
         sgemm_round(sgemm, round);
         train_step(trainer);
@@ -346,14 +350,28 @@ static void report_summary(Results *results, double best, const Gpt2Config *conf
     report_row(&report, row);
 }
 
+static Status check_memory(const Gpt2Config *config, const Gpt2Options *options, const Sgemm *sgemm) {
+    ParamTable table = {0};
+    gpt2_param_table(config, &table);
+    double need_bytes = sizeof(float) * (4.0 * (double)table.elems + 3.0 * (double)sgemm->elems) +
+                        (double)gpt2_activation_bytes(config, options);
+    double free_bytes = (double)machine_memory_available();
+    param_table_free(&table);
+    return need_bytes <= free_bytes ? OK : bad_input("the step takes %.2f GB of memory, %.2f GB are free",
+                                                     1e-9 * need_bytes, 1e-9 * free_bytes);
+}
+
 static Status step_bench(const Gpt2Config *config, const Gpt2Options *model_options, const OptimConfig *optim,
                          const StepOptions *options) {
     static Results results;
     static Sgemm sgemm;
-    Trainer trainer;
-    Status status = trainer_create(&trainer, config, model_options, optim);
+    Trainer trainer = {0};
+    sgemm_plan(&sgemm, config, model_options->max_B * model_options->max_T);
+    Status status = check_memory(config, model_options, &sgemm);
     if (status == OK)
-        status = measure(&trainer, &sgemm, config, (int)options->steps, &results);
+        status = trainer_create(&trainer, config, model_options, optim);
+    if (status == OK)
+        status = measure(&trainer, &sgemm, (int)options->steps, &results);
     if (status == OK) {
         report_parts(&results, config, options);
         if (!options->json)
@@ -377,6 +395,9 @@ static Status run(int argc, char **argv, const StepOptions *options) {
     if (status == OK && options->seq_len > config.context)
         status = bad_input("--seq_len: expected at most the model's context, %d, found %lld", config.context,
                            (long long)options->seq_len);
+    if (status == OK && options->batch * options->seq_len > INT32_MAX)
+        status = bad_input("--batch: expected at most %d tokens per step, found %lld", INT32_MAX,
+                           (long long)(options->batch * options->seq_len));
     if (status == OK) {
         if (settings.run.threads > 0)
             omp_set_num_threads((int)settings.run.threads);

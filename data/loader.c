@@ -42,12 +42,22 @@ static size_t unique_names(char **names, size_t count) {
     return kept;
 }
 
+/* Cuts the first pattern off *rest; NULL when none is left. Backslashes stay: glob() takes them away. */
+static char *next_pattern(char **rest) {
+    char *pattern = *rest + strspn(*rest, " "), *end = pattern;
+    while (*end && *end != ' ')
+        end += end[0] == '\\' && end[1] ? 2 : 1;
+    *rest = *end ? end + 1 : end;
+    *end = 0;
+    return *pattern ? pattern : NULL;
+}
+
 /* All files that match one of the patterns; globfree() after success and failure. */
 static Status find_files(const LoaderOptions *options, glob_t *found) {
     char *patterns = strdup(options->glob), *rest = patterns;
     assert(patterns);
     Status status = OK;
-    for (char *p; status == OK && (p = strtok_r(rest, " ", &rest)) != NULL;) {
+    for (char *p; status == OK && (p = next_pattern(&rest)) != NULL;) {
         int error = glob(p, GLOB_APPEND, NULL, found);
         if (error == GLOB_NOMATCH)
             status = bad_input("%s: no file matches%s%s", p, options->hint ? "; make token shards with: " : "",

@@ -17,7 +17,7 @@
 typedef struct Loader Loader;
 
 typedef struct LoaderOptions {
-    const char *glob; /* of shards, e.g. "data/fineweb_train_*.bin"; several patterns may be separated by spaces */
+    const char *glob; /* of shards, e.g. "data/fineweb_train_*.bin"; several are separated by spaces; '\ ' is a space */
     int seq_len;      /* T */
     int vocab;        /* tokens must be below: else BAD_INPUT with file and position */
     bool shuffle;     /* reshuffle the sequences each epoch */

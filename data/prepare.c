@@ -6,7 +6,8 @@
  *
  * Texts are mapped and their pages given back behind the encoder, so a text of any size needs little memory. Standard
  * input and pipes are first written to a file without a name in DIR, since what is held out depends on where they end.
- * Shards keep temporary names until every one is complete: an error or a signal leaves DIR as it was. */
+ * Shards keep temporary names until every one is complete: an error or a signal leaves DIR as it was, and what a killed
+ * program could not remove, the next one of the same NAME does. */
 #define _GNU_SOURCE
 #include "base/clock.h"
 #include "base/config.h"
@@ -17,6 +18,7 @@
 #include "data/tokenizer.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -39,9 +41,9 @@ typedef struct Arguments {
 } Arguments;
 
 static const Option options[] = {
-    {"tokenizer", OPTION_STRING, offsetof(Arguments, tokenizer), "gpt2", 0, 0, NULL,
+    {"tokenizer", OPTION_STRING, offsetof(Arguments, tokenizer), "gpt2", 1, 0, NULL,
      "gpt2, bytes, or a tokenizer file in llm.c's format"},
-    {"out", OPTION_STRING, offsetof(Arguments, out), "data", 0, 0, NULL, "folder for the shards; made if missing"},
+    {"out", OPTION_STRING, offsetof(Arguments, out), "data", 1, 0, NULL, "folder for the shards; made if missing"},
     {"shard_tokens", OPTION_INT, offsetof(Arguments, shard_tokens), "100000000", 1, SHARD_TOKENS_MAX, NULL,
      "tokens per shard; the last one is shorter"},
     {"val", OPTION_FLOAT, offsetof(Arguments, val), "0.02", 0, 1, NULL,
@@ -203,6 +205,31 @@ static Status shard_path(const Prepare *prepare, const Split *split, int index, 
     const char *folder = prepare->arguments.out;
     int length = snprintf(path, PATH_SIZE, "%s/%s_%s_%06d.bin", folder, prepare->name, split->name, index);
     return length < PATH_SIZE ? OK : bad_input("%s/%s: the name is too long", folder, prepare->name);
+}
+
+/* The process whose temporary file of this set that is, -1 for any other file. */
+static long writer_of(const Prepare *prepare, const char *file) {
+    size_t length = strlen(prepare->name);
+    char split[6];
+    long process = -1;
+    int end = 0;
+    if (strncmp(file, prepare->name, length) != 0)
+        return -1;
+    file += length;
+    sscanf(file, "_%5[a-z]_%*d.bin.%ld.tmp%n", split, &process, &end);
+    return end && !file[end] && (strcmp(split, "train") == 0 || strcmp(split, "val") == 0) ? process : -1;
+}
+
+/* Temporary files of the same set whose writer is gone; this process cannot have made one yet. */
+static void remove_stale(const Prepare *prepare) {
+    DIR *folder = opendir(prepare->arguments.out);
+    for (struct dirent *entry; folder && (entry = readdir(folder)) != NULL;) {
+        long process = writer_of(prepare, entry->d_name);
+        if (process > 0 && (process == getpid() || (kill((pid_t)process, 0) != 0 && errno == ESRCH)))
+            unlinkat(dirfd(folder), entry->d_name, 0);
+    }
+    if (folder)
+        closedir(folder);
 }
 
 static Status open_next(const Prepare *prepare, Split *split) {
@@ -391,6 +418,7 @@ static Status run(Prepare *prepare) {
     TRY(folder_check_writable(prepare->arguments.out));
     TRY(tokenizer_open(&prepare->tokenizer, prepare->arguments.tokenizer));
     TRY(folder_create(prepare->arguments.out));
+    remove_stale(prepare);
     raise_file_limit();
     catch_signals();
     progress_start(&prepare->progress, stderr, (double)bytes);

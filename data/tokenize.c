@@ -14,7 +14,7 @@ typedef struct Arguments {
 } Arguments;
 
 static const Option options[] = {
-    {"tokenizer", OPTION_STRING, offsetof(Arguments, tokenizer), "gpt2", 0, 0, NULL,
+    {"tokenizer", OPTION_STRING, offsetof(Arguments, tokenizer), "gpt2", 1, 0, NULL,
      "gpt2, bytes, or a tokenizer file in llm.c's format"},
     {"decode", OPTION_BOOL, offsetof(Arguments, decode), "no", 0, 0, NULL,
      "turn ids on standard input, separated by white space, back into bytes"},
@@ -66,11 +66,13 @@ static Status encode(Tokenizer *tokenizer, const Text *in) {
 }
 
 /* Appends the bytes of the id at *at and steps behind it. */
-static Status decode_id(const Tokenizer *tokenizer, const char **at, int index, Text *out) {
+static Status decode_id(const Tokenizer *tokenizer, const char **at, const char *in_end, int index, Text *out) {
     const char *word = *at;
     size_t length = 0;
-    while (word[length] && !isspace((unsigned char)word[length]))
+    while (word + length < in_end && !isspace((unsigned char)word[length]))
         length++;
+    if (memchr(word, 0, length))
+        return bad_input("id %d: expected a number, found a NUL byte", index);
     char *end;
     errno = 0;
     long value = strtol(word, &end, 10);
@@ -94,7 +96,7 @@ static Status decode_into(const Tokenizer *tokenizer, const Text *in, Text *out)
             at++;
         if (at == end)
             return OK;
-        TRY(decode_id(tokenizer, &at, index, out));
+        TRY(decode_id(tokenizer, &at, end, index, out));
     }
 }
 

@@ -103,18 +103,26 @@ static const float *prefill(Gpt2Cache *cache, Window *window, const int *prompt,
     return gpt2_cache_append(cache, window->tokens, length);
 }
 
-static int draw_tokens(Gpt2Cache *cache, const Gpt2Config *config, const int *prompt, int count,
-                       const GenerateOptions *options, GenerateFn *emit, void *user, Window *window, int *scratch) {
+static Status check_logits(const float *logits, int count) {
+    for (int i = 0; i < count; i++)
+        if (!isfinite(logits[i]))
+            return fault("the model's logits are not finite");
+    return OK;
+}
+
+static Status draw_tokens(Gpt2Cache *cache, const Gpt2Config *config, const int *prompt, int count,
+                          const GenerateOptions *options, GenerateFn *emit, void *user, Window *window, int *scratch,
+                          int *drawn) {
     const float *logits = prefill(cache, window, prompt, count);
-    int drawn = 0;
     while (true) {
-        double coin = random_uniform(options->seed, 0, (uint64_t)drawn);
+        TRY(check_logits(logits, config->vocab));
+        double coin = random_uniform(options->seed, 0, (uint64_t)*drawn);
         int token = sample_token(logits, config->vocab, options->temperature, options->top_k, coin, scratch);
         if (token == options->stop_token)
-            return drawn;
-        drawn++;
-        if (!emit(user, token) || drawn == options->max_tokens)
-            return drawn;
+            return OK;
+        ++*drawn;
+        if (!emit(user, token) || *drawn == options->max_tokens)
+            return OK;
         logits = append(cache, window, token);
     }
 }
@@ -129,7 +137,7 @@ Status generate(Gpt2Cache *cache, const Gpt2Config *config, const int *prompt, i
     if (!window.tokens || !scratch)
         status = fault("out of memory: cannot hold a window of %d tokens", config->context);
     else if (options->max_tokens > 0)
-        tokens = draw_tokens(cache, config, prompt, count, options, emit, user, &window, scratch);
+        status = draw_tokens(cache, config, prompt, count, options, emit, user, &window, scratch, &tokens);
     free(scratch);
     free(window.tokens);
     if (drawn)

@@ -21,7 +21,8 @@ typedef struct GenerateOptions {
 typedef bool GenerateFn(void *user, int token);
 
 /* Feeds prompt i32[count] (count >= 1; only its last context/2 tokens count if it is longer than the context) and draws up to max_tokens.
- * When the context is full, goes on from the last half of it. FAULT when memory runs out. Returns the number drawn in *drawn (may be NULL). */
+ * When the context is full, goes on from the last half of it. FAULT when memory runs out or a logit is NaN or
+ * infinite; *drawn tokens may have come before. Returns the number drawn in *drawn (may be NULL). */
 Status generate(Gpt2Cache *cache, const Gpt2Config *config, const int *prompt, int count,
                 const GenerateOptions *options, GenerateFn *emit, void *user, int *drawn);
 

@@ -5,8 +5,8 @@
  *
  * then reads the tensors in file order, straight into the flat array. The four matrix kinds are stored [in,out] and
  * are transposed on the way. Memory is the header and the index, both bounded by HEADER_BYTES_MAX, whatever the file
- * says. Names that are not GPT-2's are refused, since what they mean would be lost in silence; masks and the tied head
- * are known and skipped. */
+ * says. Names that are not GPT-2's are refused, since what they mean would be lost in silence; masks are known and
+ * skipped. The head is tied: a file may hold it once more, which must be the same as wte. */
 #include "model/safetensors.h"
 
 #include "base/input.h"
@@ -44,7 +44,7 @@ static const struct {
     {"fcprojw", "mlp.c_proj.weight", true, MATRIX},
     {"fcprojb", "mlp.c_proj.bias", true, VECTOR},
 };
-enum { KINDS = sizeof kinds / sizeof kinds[0], WTE = 0, WPE = 1, SKIPPED = -1 };
+enum { KINDS = sizeof kinds / sizeof kinds[0], WTE = 0, WPE = 1, SKIPPED = -1, HEAD = -2 }; /* the last two: no slot */
 
 typedef struct Tensor {
     char name[NAME], dtype[8]; /* printable, cut to fit */
@@ -157,8 +157,9 @@ static Status classify(const Index *index, const char *name, Tensor *tensor) {
     for (int kind = 0; kind < KINDS; kind++)
         if (kinds[kind].per_layer == per_layer && strcmp(kinds[kind].name, name) == 0)
             tensor->kind = kind;
-    bool skipped = per_layer ? strcmp(name, "attn.bias") == 0 || strcmp(name, "attn.masked_bias") == 0
-                             : strcmp(name, "lm_head.weight") == 0;
+    if (!per_layer && strcmp(name, "lm_head.weight") == 0)
+        tensor->kind = HEAD;
+    bool skipped = per_layer && (strcmp(name, "attn.bias") == 0 || strcmp(name, "attn.masked_bias") == 0);
     if (tensor->kind != SKIPPED || skipped)
         return OK;
     return bad_input("%s: expected the tensors of GPT-2, found '%s'", index->input.path, tensor->name);
@@ -227,7 +228,7 @@ static Status fill_slots(Index *index) {
         return fault("%s: out of memory", index->input.path);
     for (int i = 0; i < index->count; i++) {
         const Tensor *tensor = &index->tensors[i];
-        if (tensor->kind == SKIPPED)
+        if (tensor->kind < 0)
             continue;
         const Tensor **slot = &index->slots[tensor->layer * KINDS + tensor->kind];
         if (*slot)
@@ -269,7 +270,7 @@ static void shape_text(int dims, int64_t rows, int64_t cols, char *text, size_t 
 
 static Status check_tensor(const Index *index, const Tensor *tensor, int64_t rows, int64_t cols) {
     const char *path = index->input.path;
-    Layout layout = kinds[tensor->kind].layout;
+    Layout layout = kinds[tensor->kind == HEAD ? WTE : tensor->kind].layout;
     int dims = layout == VECTOR ? 1 : 2;
     int64_t first = layout == EMBEDDING ? rows : cols, second = layout == EMBEDDING ? cols : rows;
     if (tensor->dims != dims || tensor->shape[0] != first || (dims == 2 && tensor->shape[1] != second)) {
@@ -305,6 +306,9 @@ static Status check_slots(const Index *index, const Gpt2Config *config, const Pa
             TRY(find(index, kind, layer, &tensor));
             TRY(check_tensor(index, tensor, kind == WTE ? config->vocab : param->rows, param->cols));
         }
+    for (int i = 0; i < index->count; i++)
+        if (index->tensors[i].kind == HEAD)
+            TRY(check_tensor(index, &index->tensors[i], config->vocab, config->channels));
     return OK;
 }
 
@@ -400,7 +404,7 @@ static Status read_tensors(Index *index, const Gpt2Config *config, const ParamTa
     for (int i = 0; i < index->count; i++) {
         const Tensor *tensor = &index->tensors[i];
         TensorType type;
-        if (tensor->kind == SKIPPED || !tensor_type(tensor, &type))
+        if (tensor->kind < 0 || !tensor_type(tensor, &type))
             continue;
         const Param *param = param_of(table, tensor->kind, tensor->layer);
         int64_t rows = tensor->kind == WTE ? config->vocab : param->rows, cols = param->cols;
@@ -414,6 +418,32 @@ static Status read_tensors(Index *index, const Gpt2Config *config, const ParamTa
     return OK;
 }
 
+/* A head of its own would be lost: what the file holds is then another model. */
+static Status compare_head(Index *index, const Tensor *head, int rows, int cols, const float *wte, float *row) {
+    TensorType type;
+    if (!tensor_type(head, &type))
+        return OK; /* refused before */
+    TRY(input_seek(&index->input, index->data_start + head->begin));
+    for (int i = 0; i < rows; i++, wte += cols) {
+        TRY(tensor_read(&index->input, type, 1, cols, false, row));
+        if (memcmp(row, wte, (size_t)cols * sizeof *row) != 0)
+            return bad_input("%s: '%s': expected the same as 'wte.weight', found another row %d", index->input.path,
+                             head->name, i);
+    }
+    return OK;
+}
+
+static Status compare_heads(Index *index, const Gpt2Config *config, const ParamTable *table, const float *params) {
+    float *row = malloc((size_t)config->channels * sizeof *row);
+    Status status = row ? OK : fault("%s: out of memory", index->input.path);
+    for (int i = 0; i < index->count && status == OK; i++)
+        if (index->tensors[i].kind == HEAD)
+            status = compare_head(index, &index->tensors[i], config->vocab, config->channels,
+                                  params + param_of(table, WTE, 0)->offset, row);
+    free(row);
+    return status;
+}
+
 Status safetensors_read_params(const char *path, const Gpt2Config *config, const ParamTable *table, float *params) {
     Index index;
     TRY(index_open(&index, path));
@@ -422,6 +452,8 @@ Status safetensors_read_params(const char *path, const Gpt2Config *config, const
                         : bad_input("%s: expected %d layers, found %d", path, config->layers, index.layers);
     if (status == OK)
         status = read_tensors(&index, config, table, params);
+    if (status == OK)
+        status = compare_heads(&index, config, table, params);
     index_close(&index);
     return status;
 }

@@ -12,6 +12,8 @@
     {KEY(section, name), .type = OPTION_FLOAT, .min = least, .max = most, .initial = start, .help = text}
 #define BOOL(section, name, start, text) {KEY(section, name), .type = OPTION_BOOL, .initial = start, .help = text}
 #define STRING(section, name, start, text) {KEY(section, name), .type = OPTION_STRING, .initial = start, .help = text}
+#define NAME(section, name, start, text) \
+    {KEY(section, name), .type = OPTION_STRING, .min = 1, .initial = start, .help = text}
 #define CHOICE(section, name, all, start, text) \
     {KEY(section, name), .type = OPTION_CHOICE, .choices = all, .initial = start, .help = text}
 #define COUNT(table) (int)(sizeof table / sizeof *table)
@@ -20,7 +22,7 @@ static const Option run_options[] = {
     CHOICE(RunSettings, device, "auto|cpu", "auto", "where the model runs"),
     INT(RunSettings, threads, 0, 4096, "0", "threads per rank; 0: the cores that this rank is bound to"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
-    STRING(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
+    NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
     BOOL(RunSettings, resume, "no", "go on from the newest checkpoint in run.out, from the start when there is none"),
     FLOAT(RunSettings, peak_tflops, 0, 1e6, "0", "peak of one rank's device, for MFU; 0: MFU is n/a"),
 };
@@ -30,12 +32,12 @@ static const Option model_options[] = {
     INT(ModelSettings, channels, 1, 65536, "768", "width"),
     INT(ModelSettings, context, 1, 1048576, "1024", "longest sequence, rows of the position embedding"),
     INT(ModelSettings, vocab, 1, 16777216, "50257", "tokens: 50257 for GPT-2's tokenizer, 257 for bytes"),
-    STRING(ModelSettings, init, "random", "random, or a .bin (llm.c) or .safetensors file, which also sets the sizes"),
+    NAME(ModelSettings, init, "random", "random, or a .bin (llm.c) or .safetensors file, which also sets the sizes"),
 };
 static const Option data_options[] = {
-    STRING(DataSettings, train, "", "training shards, as glob pattern"),
-    STRING(DataSettings, val, "", "validation shards; empty: no validation"),
-    STRING(DataSettings, tokenizer, "gpt2", "gpt2, bytes, a tokenizer file, or none: shows samples, counts bytes"),
+    STRING(DataSettings, train, "", "training shards: glob patterns, separated by spaces; '\\ ' is a space"),
+    STRING(DataSettings, val, "", "validation shards, in the same way; empty: no validation"),
+    NAME(DataSettings, tokenizer, "gpt2", "gpt2, bytes, a tokenizer file, or none: shows samples, counts bytes"),
     BOOL(DataSettings, shuffle, "yes", "visit the sequences in a new order each epoch"),
 };
 static const Option train_options[] = {
@@ -117,6 +119,7 @@ void settings_help(const Settings *settings, FILE *out) {
     fprintf(out, "usage: train [--plan] FILE.cfg [section.key=value ...]\n"
                  "       mpirun -n RANKS ./train FILE.cfg ...\n\n"
                  "Trains GPT-2. A config file has sections of 'key = value'; the command line overrides it.\n"
+                 "A line of the file has at most 198 bytes; longer values can be given on the command line.\n"
                  "--plan prints what would run, with its memory, and stops.\n\n");
     config_help(settings->config, out);
 }
@@ -145,9 +148,9 @@ Status settings_micro_steps(const Settings *settings, int ranks, int64_t *micro_
     int64_t tokens = ranks * train->batch * train->seq_len;
     if (train->global_batch % tokens)
         return config_error(settings->config, "train.global_batch",
-                            "expected a multiple of %lld tokens (%d ranks x batch %lld x seq_len %lld), found %lld",
-                            (long long)tokens, ranks, (long long)train->batch, (long long)train->seq_len,
-                            (long long)train->global_batch);
+                            "expected a multiple of %lld tokens (%d rank%s x batch %lld x seq_len %lld), found %lld",
+                            (long long)tokens, ranks, ranks > 1 ? "s" : "", (long long)train->batch,
+                            (long long)train->seq_len, (long long)train->global_batch);
     *micro_steps = train->global_batch ? train->global_batch / tokens : 1;
     return OK;
 }

@@ -87,6 +87,10 @@ static void test_map_refusals(void **state) {
     assert_refused(file_map(&map, folder), "expected a regular file");
     write_file("empty", "");
     assert_refused(file_map(&map, path_of("empty")), "is empty");
+    assert_int_equal(mkfifo(path_of("pipe"), 0600), 0);
+    alarm(10); /* waiting for a writer would be for ever */
+    assert_refused(file_map(&map, path_of("pipe")), "pipe: expected a regular file");
+    alarm(0);
     file_unmap(&map);
 }
 

@@ -354,6 +354,7 @@ static void build_tensors(Parts *parts, const Fixture *f, const char *prefix, co
             add_tensor(parts, name, "U8", "[1,1,6,6]", 36);
             snprintf(name, sizeof name, "%sh.1.attn.masked_bias", prefix);
             add_tensor(parts, name, "F32", "[]", 4);
+            memcpy(parts->data + parts->data_size, f->params + param_find(&f->table, "wte", -1)->offset, 11 * 8 * 4);
             add_tensor(parts, "lm_head.weight", "F32", "[11,8]", 11 * 8 * 4);
         }
     }
@@ -387,6 +388,27 @@ static void safetensors_are_read_in_every_style(void **state) {
             write_tensors(f->tensors, &parts, parts.json_size);
             check_reads(f, f->tensors);
         }
+}
+
+/* GPT-2's head is wte; a file with another one holds another model. */
+static void safetensors_refuse_a_head_of_its_own(void **state) {
+    Fixture *f = *state;
+    Parts parts;
+    Gpt2Config config;
+    write_heads(f, "{\"n_head\": 2}");
+    build_tensors(&parts, f, "", "F32", true);
+    const char *head = strstr(parts.json, "lm_head.weight");
+    size_t begin;
+    assert_int_equal(sscanf(strstr(head, "offsets"), "offsets\":[%zu", &begin), 1);
+    parts.data[begin + 11 * 8 * 4 - 1] ^= 1; /* in the last row */
+    write_tensors(f->tensors, &parts, parts.json_size);
+    assert_ok(checkpoint_read_config(f->tensors, &config));
+    assert_refused(checkpoint_read_params(f->tensors, &config, &f->table, f->found),
+                   "'lm_head.weight': expected the same as 'wte.weight', found another row 10");
+    assert_line_names(f->tensors);
+    memcpy(strstr(head, "[11,8]"), "[8,11]", 6);
+    write_tensors(f->tensors, &parts, parts.json_size);
+    assert_refused_file(f->tensors, "'lm_head.weight': expected shape [11, 8], found [8, 11]");
 }
 
 static void safetensors_take_heads_from_config_json(void **state) {
@@ -634,6 +656,7 @@ static const struct CMUnitTest tests[] = {
     MODEL_TEST(checkpoint_refuses_other_lengths),
     MODEL_TEST(checkpoint_write_names_what_it_cannot_write),
     MODEL_TEST(safetensors_are_read_in_every_style),
+    MODEL_TEST(safetensors_refuse_a_head_of_its_own),
     MODEL_TEST(safetensors_take_heads_from_config_json),
     MODEL_TEST(safetensors_default_to_heads_of_64),
     MODEL_TEST(safetensors_refuse_broken_headers),

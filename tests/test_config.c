@@ -13,7 +13,7 @@ typedef struct Target {
     int64_t count;
     double rate;
     bool flag;
-    char name[OPTION_TEXT];
+    char name[OPTION_TEXT], file[OPTION_TEXT];
     int kind;
 } Target;
 
@@ -22,22 +22,25 @@ static const Option options[] = {
     {"rate", OPTION_FLOAT, offsetof(Target, rate), "0.5", 0, 1, NULL, "a share"},
     {"flag", OPTION_BOOL, offsetof(Target, flag), "no", 0, 0, NULL, "a switch"},
     {"name", OPTION_STRING, offsetof(Target, name), "x", 0, 0, NULL, "a text"},
+    {"file", OPTION_STRING, offsetof(Target, file), "f", 1, 0, NULL, "a name"},
     {"big_kind", OPTION_CHOICE, offsetof(Target, kind), "red", 0, 0, "red|green|blue", "a colour"},
 };
 
 static Target target;
-static const ConfigSection section = {"part", options, 5, &target};
+static const ConfigSection section = {"part", options, 6, &target};
 
-static Status read_text(Config *config, const char *text) {
+static Status read_bytes(Config *config, const char *text, size_t size) {
     char path[] = "/tmp/tandem_config_XXXXXX";
     int file = mkstemp(path);
     assert_true(file >= 0);
-    assert_int_equal(write(file, text, strlen(text)), strlen(text));
+    assert_int_equal(write(file, text, size), size);
     close(file);
     Status status = config_read_file(config, path);
     unlink(path);
     return status;
 }
+
+static Status read_text(Config *config, const char *text) { return read_bytes(config, text, strlen(text)); }
 
 static void test_values(void **state) {
     (void)state;
@@ -52,6 +55,17 @@ static void test_values(void **state) {
     assert_int_equal(target.kind, 2);
     assert_ok(config_assign(config, "part.count=7"));
     assert_int_equal(target.count, 7);
+    /* indented keys and sections, no line's end at the file's end; an empty text is one */
+    assert_ok(read_text(config, "  [part]\r\n name = a\n\tcount = 8\n   \n  ; comment\n\n    rate = 0.125"));
+    assert_string_equal(target.name, "a");
+    assert_int_equal(target.count, 8);
+    assert_close(target.rate, 0.125, 0);
+    assert_ok(read_text(config, "\xef\xbb\xbf[part]\nname =\n"));
+    assert_string_equal(target.name, "");
+    char longest[300] = "[part]\nname = ";
+    memset(longest + strlen(longest), 'a', 198 - strlen("name = "));
+    assert_ok(read_text(config, strcat(longest, "\n")));
+    assert_int_equal(strlen(target.name), 198 - strlen("name = "));
     config_destroy(config);
 }
 
@@ -71,6 +85,12 @@ static void test_refusals(void **state) {
     assert_refused(read_text(config, "[prat]\ncount = 3\n"), "unknown section [prat]");
     assert_refused(read_text(config, "count = 3\n"), "unknown section []");
     assert_refused(read_text(config, "[part]\nnonsense\n"), ":2: expected 'key = value'");
+    assert_refused(read_text(config, "[part\ncount = 0\n"), ":1: expected 'key = value' or '[section]'");
+    assert_refused(read_text(config, "[part]\ncount = 0\n[part\n"), ":2: part.count");
+    assert_refused(read_text(config, "[part]\nfile =\n"), ":2: part.file: expected a name of at most 255 bytes, found");
+    assert_refused(config_assign(config, "part.file="), "command line: part.file: expected a name");
+    assert_refused(read_bytes(config, "[part]\ncount\0 = 4\n", 18), ":2: expected text, found a NUL byte");
+    assert_refused(read_bytes(config, "\xff\xfe[\0p\0a\0r\0t\0]\0\n\0", 16), ":1: expected text");
     assert_refused(config_read_file(config, "/nonexistent/x.cfg"), "/nonexistent/x.cfg: cannot read");
     assert_refused(config_read_file(config, "/tmp"), "/tmp");
     assert_refused(config_assign(config, "count=3"), "section.key=value");
@@ -97,7 +117,7 @@ static void test_error_names_the_line(void **state) {
 
 static Status parse(int argc, char **argv, int *count) {
     static const char *positional[2];
-    return args_parse("x", options, 5, &target, argc, argv, positional, 2, count);
+    return args_parse("x", options, 6, &target, argc, argv, positional, 2, count);
 }
 
 static void test_args(void **state) {
@@ -110,6 +130,8 @@ static void test_args(void **state) {
     assert_int_equal(target.kind, 1);
     assert_true(target.flag);
     char *unknown[] = {"x", "--cuont", "9", NULL}, *nothing[] = {"x", "--count", NULL}, *many[] = {"x", "1", "2", "3", NULL};
+    char *empty[] = {"x", "--file=", NULL};
+    assert_refused(parse(2, empty, &count), "--file: expected a name of at most 255 bytes, found ''");
     assert_refused(parse(3, unknown, &count), "--cuont");
     assert_refused(parse(2, nothing, &count), "--count: expected an integer in [1, 4096], found nothing");
     assert_refused(parse(4, many, &count), "unexpected argument '3'");

@@ -261,6 +261,24 @@ static void generation_stops_where_it_is_told(void **state) {
     fixture_close(&f);
 }
 
+static void generation_refuses_logits_that_are_none(void **state) {
+    (void)state;
+    const float bad[] = {NAN, INFINITY};
+    for (int i = 0; i < 2; i++) {
+        Fixture f;
+        fixture_open(&f, 8);
+        f.params[param_find(&f.table, "lnfb", -1)->offset] = bad[i];
+        const int prompt[] = {1, 2};
+        GenerateOptions options = {.max_tokens = 30, .temperature = 1, .seed = 1, .stop_token = -1};
+        Text text = {0};
+        int drawn = -1;
+        assert_int_equal(generate(f.cache, &f.config, prompt, 2, &options, collect, &text, &drawn), FAULT);
+        assert_string_equal(error_line(), "the model's logits are not finite");
+        assert_true(drawn == 0 && text.count == 0);
+        fixture_close(&f);
+    }
+}
+
 static void unfinished_characters_are_held_back(void **state) {
     (void)state;
     static const struct {
@@ -288,6 +306,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(generation_crosses_the_context_limit),
     cmocka_unit_test(generation_depends_on_seed_and_prompt_only),
     cmocka_unit_test(generation_stops_where_it_is_told),
+    cmocka_unit_test(generation_refuses_logits_that_are_none),
     cmocka_unit_test(unfinished_characters_are_held_back),
 };
 

@@ -24,4 +24,8 @@ damage $((size - 4)) '\x00\x00\x80\x3f' 1 # the last gradient
 damage $((size - 4)) '\x00\x00\xc0\x7f' 1 # NaN
 damage $((size / 2)) '\x00\x00\xc0\x7f' 1
 damage 0 'text' 2
+cp tests/data/tiny_* "$work"
+head -3 tests/data/tiny_train.txt >"$work/tiny_train.txt"
+"$BUILD/golden" "$work" tiny >/dev/null 2>"$work/log"
+[ $? = 2 ] && grep -q "tiny_train.txt: expected 10 lines, found 3" "$work/log" || fail "3 steps: $(cat "$work/log")"
 exit $failures

@@ -349,6 +349,15 @@ static void test_refused_patterns(void **state) {
     assert_refused(try_open(globs, VOCAB), "absent_*.bin: no file matches");
     assert_refused(try_open("", VOCAB), "expected a pattern of token shards, found ''");
     assert_refused(try_open("  ", VOCAB), "expected a pattern");
+    make_shard("a b.bin", 100, 0, VOCAB);
+    make_shard("a c.bin", 50, 0, VOCAB);
+    snprintf(globs, sizeof globs, " %s/a\\ *.bin  %s/here.bin ", folder, folder);
+    LoaderOptions options = options_for(globs);
+    Loader *loader;
+    assert_ok(loader_open(&loader, &options));
+    assert_int_equal(loader_tokens(loader), 250);
+    loader_close(loader);
+    assert_refused(try_open("end\\", VOCAB), "no file matches");
     make_shard("tiny_0.bin", 8, 0, VOCAB);
     make_shard("tiny_1.bin", 5, 0, VOCAB);
     assert_refused(try_open(in_folder("tiny_*.bin"), VOCAB), "expected a shard of at least 9 tokens");

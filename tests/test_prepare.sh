@@ -42,6 +42,8 @@ ids_refused() { # TEXT IDS
 }
 ids_refused "id 2: expected a number, found 'x'" "1 x"
 ids_refused "id 1: expected a number, found '1.5'" "1.5"
+printf '5 6\0 7' >"$work/ids"
+refused "id 2: expected a number, found a NUL byte" sh -c "timeout 10 '$tokenize' --decode <'$work/ids'"
 ids_refused "id 3: expected 0 to 50256, found 50257" "1 2 50257"
 ids_refused "id 1: expected 0 to 50256, found -1" "-1"
 ids_refused "id 1: expected 0 to 50256, found 99999999999999999999" "99999999999999999999"
@@ -124,12 +126,32 @@ grep -q interrupted "$work/stderr" || fail "not told: $(cat "$work/stderr")"
 [ $? = 1 ] && grep -q "x_train_000000.bin: not written" "$work/stderr" || fail "a full disk: $(cat "$work/stderr")"
 [ -z "$(ls -A "$work/empty")" ] || fail "left behind: $(ls -A "$work/empty")"
 
+echo "- what a killed program left is removed, and nothing else"
+mkdir "$work/killed"
+"$prepare" --out "$work/killed" x "$work/a.txt" "$work/slow" >/dev/null 2>&1 &
+pid=$!
+exec 9>"$work/slow"
+disown $pid # or the shell tells that it was killed
+kill -KILL $pid
+while kill -0 $pid 2>/dev/null; do sleep 0.02; done
+exec 9>&-
+[ "$(ls "$work/killed" | tr '\n' ' ')" = "x_train_000000.bin.$pid.tmp x_val_000000.bin.$pid.tmp " ] ||
+    fail "expected temporary files: $(ls "$work/killed")"
+mine=x_train_000001.bin.$$.tmp # this shell lives
+others="xy_train_000000.bin.$pid.tmp x_test_000000.bin.$pid.tmp x_val_000000.bin.$pid.tmp2 y_x_val_000000.bin.$pid.tmp"
+(cd "$work/killed" && touch $mine $others)
+"$prepare" --out "$work/killed" x "$work/c.txt" >/dev/null || fail "prepare: exit $?"
+[ "$(ls "$work/killed" | sort)" = "$(printf '%s\n' x_train_000000.bin x_val_000000.bin $mine $others | sort)" ] ||
+    fail "after a killed run: $(ls "$work/killed")"
+
 echo "- bad input"
 : >"$work/nothing"
 refused "missing.txt: cannot open" "$prepare" --out "$work/no" x "$work/a.txt" "$work/missing.txt"
 refused "nothing: expected text, found an empty file" "$prepare" --out "$work/no" x "$work/nothing"
 refused "expected a text file, found a folder" "$prepare" --out "$work/no" x "$work"
 refused "standard input: expected text, found none" "$prepare" --out "$work/empty" x
+refused "--out: expected a name of at most 255 bytes, found ''" "$prepare" --out= x "$work/a.txt"
+refused "--tokenizer: expected a name" "$prepare" --tokenizer= --out "$work/no" x "$work/a.txt"
 refused "expected NAME" "$prepare" --out "$work/no"
 refused "found 'a/b'" "$prepare" --out "$work/no" a/b "$work/a.txt"
 refused "no_such_file" "$prepare" --out "$work/no" --tokenizer "$work/no_such_file" x "$work/a.txt"

@@ -180,9 +180,29 @@ refused "data.tokenizer: bytes has 257 tokens, the model 300" "$work/t.cfg" mode
 refused "model.heads" "$work/t.cfg" model.heads=5
 refused "train.seq_len: expected at most the model's context, 40, found 64" "$work/t.cfg" train.seq_len=64
 refused_everywhere "GB are free" "$work/t.cfg" model.layers=400 model.channels=8192 data.tokenizer=none
+refused "command line: run.out: expected a name of at most 255 bytes, found ''" "$work/t.cfg" run.out=
+refused "model.init: expected a name of at most 255 bytes, found ''" "$work/t.cfg" model.init=
+refused "data.tokenizer: expected a name" "$work/t.cfg" data.tokenizer=
+refused "(1 rank x batch 1 x" "$work/t.cfg" train.batch=1 train.global_batch=100
 refused "comm.algorithm: expected one of" "$work/t.cfg" comm.algorithm=magic
 "$TRAIN" "$work/t.cfg" run.out=/proc/tandem >"$work/stdout" 2>"$work/stderr"
 [ $? = 2 ] && grep -q "/proc/tandem: folder is not writable" "$work/stderr" || fail "a folder that is not writable"
+
+echo "- the step bench: its rows, and no model that does not fit"
+"$BUILD/step" --batch 2 --seq_len 8 --steps 1 --json "$work/t.cfg" >"$work/stdout" || fail "step: exit $?"
+grep -q '"fraction_of_sgemm": [0-9]' "$work/stdout" || fail "step: $(cat "$work/stdout")"
+"$BUILD/step" --seq_len 32 "$work/t.cfg" model.layers=400 model.channels=8192 >"$work/stdout" 2>"$work/stderr"
+[ $? = 2 ] && grep -q "GB are free" "$work/stderr" || fail "step with a large model: $(cat "$work/stderr")"
+"$BUILD/step" --batch 65536 --seq_len 40000 "$work/t.cfg" model.context=40000 2>"$work/stderr"
+[ $? = 2 ] && grep -q "tokens per step" "$work/stderr" || fail "step with many tokens: $(cat "$work/stderr")"
+
+echo "- a model of NaN has no text"
+{ head -c 1024 "$work/one/model.bin"; tail -c +1025 "$work/one/model.bin" | tr '\0-\377' '\377'; } >"$work/nan.bin"
+"$BUILD/generate" --tokenizer bytes "$work/nan.bin" Hi >"$work/stdout" 2>"$work/stderr"
+[ $? = 1 ] && [ "$(cat "$work/stdout")" = Hi ] && grep -q "generate: the model's logits are not finite" "$work/stderr" ||
+    fail "generate from NaN: $(cat "$work/stdout" "$work/stderr")"
+train nan 1 loop train.batch=24 train.steps=1 train.val_every=1 model.init="$work/nan.bin"
+grep -q '"val_loss":null' "$work/nan/log.jsonl" && grep -q "val nan" "$work/nan.log" || fail "val_loss of NaN"
 
 echo "- help and plan"
 "$TRAIN" --help >"$work/help" || fail "--help: exit $?"

@@ -1,0 +1,27 @@
+#!/bin/bash
+# The Makefile: nothing is built twice, other flags build anew, CC on the command line leaves MPI's compiler in place.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset MAKEFLAGS MFLAGS MAKELEVEL CC # of a make that runs this test
+failures=0
+fail() { echo "FAIL: $*"; failures=1; }
+object=$work/obj/base/clock.o
+
+# build yes|no ARGS...: whether make ARGS... builds the object anew
+build() {
+    local expected=$1 before after
+    shift
+    before=$(stat -c %y "$object" 2>/dev/null)
+    make -s V=1 BUILD="$work" "$@" "$object" >"$work/log" 2>&1 || fail "make $*: $(cat "$work/log")"
+    after=$(stat -c %y "$object")
+    [ "$([ "$before" = "$after" ] && echo no || echo yes)" = "$expected" ] || fail "expected '$expected' of make $*"
+}
+for change in "MPI=0 OPT=-O0" "MPI=0 OPT=-O1" "MPI=1 OPT=-O1" "MPI=0 OPT=-O1 EXTRA_CFLAGS=-DX" "MPI=0 OPT=-O1 CC=cc"; do
+    build yes $change
+    build no $change
+done
+line=$(make -n V=1 MPI=1 CC=other BUILD="$work" "$work/obj/comm/transport/transport_mpi.o" | grep transport_mpi.c)
+[[ $line == *"OMPI_CC=other mpicc "* ]] || fail "the MPI transport's compiler: $line"
+exit $failures
