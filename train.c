@@ -13,6 +13,7 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/checkpoint.h"
+#include "run/device.h"
 #include "run/placement.h"
 #include "run/sample.h"
 #include "run/settings.h"
@@ -37,6 +38,7 @@ typedef struct Trainer {
     ParamTable table;
     float *params, *grads; /* f32[table.elems] */
     int *inputs, *targets; /* i32[batch * seq_len], one micro-batch */
+    Device device;
     Gpt2 *model;
     AdamW adamw;
     Sync *sync;
@@ -71,6 +73,10 @@ static Status check_input(Trainer *t) {
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
     gpt2_param_table(&t->model_config, &t->table);
+    Gpt2Options options = model_options(t);
+    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank));
+    if (!t->device.computes && s->run.resume)
+        return config_error(s->config, "run.resume", "the replay device has nothing to resume");
     return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
 }
 
@@ -79,11 +85,11 @@ static double gb(double bytes) { return 1e-9 * bytes; }
 static Status check_memory(Trainer *t) {
     Gpt2Options options = model_options(t);
     double params = 4.0 * (double)t->table.elems;
-    double activations = (double)gpt2_activation_bytes(&t->model_config, &options);
-    double bytes = 4 * params + activations + RUNTIME_BYTES;
+    double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options) : 0;
+    double moments = t->device.computes ? 2 * params : 0, bytes = 2 * params + moments + activations + RUNTIME_BYTES;
     if (t->rank == 0)
         log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f, "
-                 "runtime %.2f", gb(bytes), gb(params), gb(params), gb(2 * params), gb(activations), gb(RUNTIME_BYTES));
+                 "runtime %.2f", gb(bytes), gb(params), gb(params), gb(moments), gb(activations), gb(RUNTIME_BYTES));
     return placement_memory(t->comm, bytes, t->settings->train.recompute);
 }
 
@@ -116,8 +122,9 @@ static Status allocate(Trainer *t) {
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || !t->grads || !t->inputs || !t->targets)
         return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
-    TRY(gpt2_create(&t->model, &t->model_config, &t->table, t->params, t->grads, &options, &ops_cpu, &host_memory));
-    return adamw_create(&t->adamw, &t->table, &host_memory);
+    TRY(gpt2_create(&t->model, &t->model_config, &t->table, t->params, t->grads, &options, t->device.ops,
+                    t->device.memory));
+    return t->device.computes ? adamw_create(&t->adamw, &t->table, &host_memory) : OK;
 }
 
 static Snapshot snapshot_of(Trainer *t) {
@@ -206,11 +213,12 @@ static Status train_step(Trainer *t, StepLog *log) {
     lap(t, "wait for gradients", &mark_s);
     trace_sync(t->trace, t->sync, &t->table, backward_end_s);
     log->lr = learning_rate(&s->optim, t->step, s->train.steps);
-    log->grad_norm = grad_norm(t->grads, t->table.elems);
-    if (isfinite(loss) && isfinite(log->grad_norm)) /* the same on all ranks, since loss and gradient are */
+    if (t->device.computes)
+        log->grad_norm = grad_norm(t->grads, t->table.elems);
+    if (t->device.computes && isfinite(loss) && isfinite(log->grad_norm)) /* the same on all ranks, since loss and gradient are */
         adamw_update(&t->adamw, &s->optim, log->lr, clip_scale(log->grad_norm, s->optim.grad_clip), t->params,
                      t->grads);
-    else
+    else if (t->device.computes)
         t->skipped++;
     log->update_ms = lap(t, "update", &mark_s);
 
@@ -280,13 +288,14 @@ static Status train_loop(Trainer *t) {
         TRY(train_step(t, &log));
         if (due(t->step, s->train.val_every, last))
             TRY(validate(t, &log));
+        device_step_done(&t->device, t->step);
         if (t->rank != 0)
             continue;
         log_step(t->log, &log);
         if (due(t->step, s->train.sample_every, last))
             show_sample(t);
         Snapshot snapshot = snapshot_of(t);
-        if (due(t->step, s->train.save_every, last))
+        if (t->device.computes && due(t->step, s->train.save_every, last))
             TRY(snapshot_save(&snapshot, s->run.out, s->train.keep));
     }
     return OK;
@@ -297,14 +306,17 @@ static Status finish(Trainer *t) {
     const Settings *s = t->settings;
     char path[OPTION_TEXT + 16], mfu[32] = "n/a";
     snprintf(path, sizeof path, "%s/model.bin", s->run.out);
-    TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
+    TRY(device_write_profile(&t->device));
+    if (t->device.computes)
+        TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
     double flops_per_s = log_summary(t->log) * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
     if (s->run.peak_tflops > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
     sync_table_print(t->sync);
     log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
     log_fact(t->log, "memory", "%.2f GB at most, rank 0", gb((double)machine_peak_rss()));
-    log_fact(t->log, "model", "%s; try: build/generate %s \"Once upon a time\"", path, path);
+    if (t->device.computes)
+        log_fact(t->log, "model", "%s; try: build/generate %s \"Once upon a time\"", path, path);
     return OK;
 }
 
@@ -355,6 +367,7 @@ static Status run_rank(Comm *comm, void *settings) {
     sync_destroy(t.sync);
     adamw_destroy(&t.adamw);
     gpt2_destroy(t.model);
+    device_close(&t.device);
     free(t.targets);
     free(t.inputs);
     memory_free(comm_memory(comm), t.grads);

@@ -1,5 +1,6 @@
 #include "comm/bucket.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* The gradient behind the last one of the layer that starts at `first`. */
@@ -53,6 +54,7 @@ static void find_gradients(const ParamTable *table, Bucket *bucket) {
 
 Bucket *bucket_cut(const ParamTable *table, int64_t bucket_bytes, int *count) {
     int64_t max = bucket_bytes / (int64_t)sizeof(float);
+    assert(max >= 1);
     *count = cut(table, max, NULL);
     Bucket *buckets = calloc((size_t)*count + 1, sizeof *buckets);
     if (!buckets)

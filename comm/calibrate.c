@@ -1,8 +1,8 @@
 /* Calibration: a few repeats of everything, in turns, with all ranks at work at once as in a collective. Of each repeat
  * the slowest rank counts, and of the repeats the median.
  *
- *   alpha   a step of a ring with empty messages. In batches, within which ranks cannot run far ahead of each other, and
- *           of those the median: where ranks share cores some take 100 times as long as others
+ *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other, and the
+ *           median of those, because where ranks share cores some take 100 times as long as others
  *   beta    a step with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
  *           of a NIC, which all lanes use at once
  *   gamma   sum += term over f32 of this rank's memory; and a copy out of the next rank's
@@ -22,7 +22,7 @@
 
 #define ROUND_S 10e-3
 
-enum { REPEATS = 5, LOOKS = 2, BATCH_STEPS = 4, BATCHES_MAX = 8, MESSAGE_MIN_BYTES = 64 << 10 };
+enum { REPEATS = 7, LOOKS = 2, BATCH_STEPS = 4, BATCHES_MAX = 8, MESSAGE_MIN_BYTES = 64 << 10 };
 
 /* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. */
 enum { WINDOWS = 4, WINDOW_BYTES = 4 << 20, BUFFER_BYTES = WINDOWS * WINDOW_BYTES };

@@ -18,8 +18,10 @@
     {KEY(section, name), .type = OPTION_CHOICE, .choices = all, .initial = start, .help = text}
 #define COUNT(table) (int)(sizeof table / sizeof *table)
 
+const char run_devices[] = "auto|cpu|replay";
+
 static const Option run_options[] = {
-    CHOICE(RunSettings, device, "auto|cpu", "auto", "where the model runs"),
+    CHOICE(RunSettings, device, run_devices, "auto", "where the model runs; replay: sleeps instead of computing, see [replay]"),
     INT(RunSettings, threads, 0, 4096, "0", "threads per rank; 0: the cores that this rank is bound to"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
@@ -58,7 +60,8 @@ static const Option train_options[] = {
 static const Option log_options[] = {
     BOOL(LogSettings, jsonl, "yes", "write run.out/log.jsonl, one object per step"),
     INT(LogSettings, every, 1, 1e9, "10", "a line on the terminal per so many steps, and after the first"),
-    STRING(LogSettings, trace, "", "file for a Chrome trace of the first steps, opens in Perfetto; none: off"),
+    STRING(LogSettings, trace, "", "file for a Chrome trace of the first steps, opens in Perfetto; empty: off"),
+    STRING(LogSettings, profile, "", "file for the time of each operation, for [replay]; empty: off"),
 };
 
 static Status read_arguments(Settings *settings, int argc, char **argv) {
@@ -94,6 +97,7 @@ Status settings_read(Settings *settings, int argc, char **argv) {
         {"optim", optim_options, optim_option_count, &settings->optim},
         {"comm", comm_options, comm_option_count, &settings->comm},
         {"loop", loop_options, loop_option_count, &settings->loop},
+        {"replay", replay_options, replay_option_count, &settings->replay},
         {"log", log_options, COUNT(log_options), &settings->log},
     };
     memcpy(settings->sections, sections, sizeof sections);

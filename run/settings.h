@@ -6,12 +6,15 @@
 #include "base/config.h"
 #include "comm/comm.h"
 #include "model/gpt2.h"
+#include "model/ops_replay.h"
 #include "optim/adamw.h"
 
-enum { SETTINGS_SECTIONS = 8 };
+enum { SETTINGS_SECTIONS = 9 };
+
+extern const char run_devices[]; /* alternatives of run.device */
 
 typedef struct RunSettings {
-    int device; /* auto|cpu */
+    int device; /* index into run_devices */
     int64_t threads, seed;
     char out[OPTION_TEXT];
     bool resume;
@@ -39,7 +42,7 @@ typedef struct TrainSettings {
 typedef struct LogSettings {
     bool jsonl;
     int64_t every;
-    char trace[OPTION_TEXT];
+    char trace[OPTION_TEXT], profile[OPTION_TEXT];
 } LogSettings;
 
 typedef struct Settings {
@@ -50,6 +53,7 @@ typedef struct Settings {
     OptimConfig optim;
     CommConfig comm;
     LoopConfig loop;
+    ReplayConfig replay;
     LogSettings log;
     bool help, plan; /* --help, --plan */
     ConfigSection sections[SETTINGS_SECTIONS];

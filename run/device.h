@@ -1,0 +1,31 @@
+/* Where a run's model is computed: run.device, with the watch that log.profile puts on it. */
+#ifndef RUN_DEVICE_H
+#define RUN_DEVICE_H
+
+#include "base/profile.h"
+#include "model/ops_replay.h"
+#include "model/ops_timed.h"
+#include "run/settings.h"
+
+typedef struct Device {
+    const Ops *ops;          /* for gpt2_create */
+    const Allocator *memory; /* for its activations */
+    bool computes;           /* false: replay. There is nothing to update, sample or save */
+    /* private */
+    Replay *replay;
+    TimedOps timed;
+    Profile profile;
+    const char *profile_path; /* NULL: nothing is recorded */
+} Device;
+
+/* The device must not move afterwards. */
+Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options, int rank);
+void device_close(Device *device); /* accepts a zeroed one */
+
+/* After each step: the first ones, which warm up, are left out of the profile. */
+void device_step_done(Device *device, int64_t step);
+
+/* At the end: writes the profile, if one was recorded. */
+Status device_write_profile(const Device *device);
+
+#endif
