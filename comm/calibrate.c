@@ -1,8 +1,8 @@
 /* Calibration: a few repeats of everything, in turns, with all ranks at work at once as in a collective. Of each repeat
  * the slowest rank counts, and of the repeats the median.
  *
- *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other, and the
- *           median of those, because where ranks share cores some take 100 times as long as others
+ *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other, and
+ *           the median of those, because where ranks share cores some take 100 times as long as others
  *   beta    a step with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
  *           of a NIC, which all lanes use at once
  *   gamma   sum += term over f32 of this rank's memory; and a copy out of the next rank's
@@ -127,10 +127,11 @@ static double median(double *values, int count) {
     return values[count / 2];
 }
 
-/* step_s f64[batches]: of a step in each. All ranks begin together, one step ahead of the clock. */
+/* step_s f64[batches]: of a step in each. All ranks begin together, after an untimed step: one that went on while others
+ * were still in that step would have to share its links with them. */
 static Status time_batches(Calibration *self, LinkClass class, size_t bytes, int batches, int steps, double *step_s) {
-    TRY(transport_barrier(self->transport));
     TRY(shift(self, class, bytes));
+    TRY(transport_barrier(self->transport));
     for (int batch = 0; batch < batches; batch++) {
         double start_s = clock_s();
         for (int step = 0; step < steps; step++)
@@ -216,7 +217,7 @@ static Status look(Calibration *self, LinkClass class) {
     do {
         self->message_bytes[class] *= 2;
         TRY(look_at(self, class, self->message_bytes[class], 1, &step_s));
-    } while (step_s < ROUND_S / 2 && self->message_bytes[class] < WINDOW_BYTES);
+    } while (step_s < ROUND_S && self->message_bytes[class] < WINDOW_BYTES);
     return OK;
 }
 

@@ -23,7 +23,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SMALL_BYTES = 64 << 10 }; /* auto: below, latency decides and tree is used */
+/* auto: up to these sizes latency decides and tree is used; measured, docs/comm.md */
+enum { SMALL_INSIDE_BYTES = 4 << 10, SMALL_BETWEEN_BYTES = 64 << 10 };
 
 struct Sync {
     /* set once */
@@ -65,7 +66,7 @@ static const Collective *choose_collective(const Sync *sync, const CommConfig *c
     int nodes = sync->comm->nodes, ranks = comm_ranks(sync->comm);
     if (strcmp(name, "auto") == 0)
         name = nodes > 1 && nodes < ranks ? "hierarchical"
-               : elems * (int64_t)sizeof(float) <= SMALL_BYTES ? "tree"
+               : elems * (int64_t)sizeof(float) <= (nodes == 1 ? SMALL_INSIDE_BYTES : SMALL_BETWEEN_BYTES) ? "tree"
                : nodes == 1 ? "reduce_scatter" : "ring";
     if (config->leader && strcmp(name, "hierarchical") == 0)
         name = "leader";

@@ -27,8 +27,8 @@ start() {
 expect_json() {
     [ "$code" = 0 ] || fail "exit code $code"
     [ "$(wc -l <"$folder/output")" = "$1" ] || fail "expected $1 rows"
-    [ "$(grep -oE '"[a-z_]+": ' "$folder/output" | tr -d '": ' | paste -sd' ' | sed "s/ algorithm /\nalgorithm /g" | sort -u)" = "$keys" ] ||
-        fail "other keys than $keys"
+    found=$(grep -oE '"[a-z_]+": ' "$folder/output" | tr -d '": ' | paste -sd' ' | sed 's/ algorithm /\nalgorithm /g')
+    [ "$(sort -u <<<"$found")" = "$keys" ] || fail "other keys than $keys"
     [ "$(grep -c "\"compress\": \"none\", \"ranks\": $2, \"nodes\": $3, .*\"wrong\": 0, " "$folder/output")" = "$1" ] ||
         fail "ranks, nodes or wrong elements"
     ! grep -q null "$folder/output" || fail "a value is missing"
@@ -48,14 +48,16 @@ done
 
 start "$program" --loop-ranks 2 -b 4K -e 4K -n 3 --algorithm tree,link
 [ "$code" = 0 ] && [ ! -s "$folder/errors" ] || fail "two algorithms by name: exit code $code"
-grep -q '^# 2 ranks on 1 node, cores .*transport loop; inside a node .* GB/s; add .* GB/s, copy' "$folder/output" || fail "header"
+grep -q '^# 2 ranks on 1 node, cores .*transport loop; inside a node .* GB/s; add .* GB/s, copy' "$folder/output" ||
+    fail "header"
 columns='size \(B\) +count +algorithm +time \(us\) +algbw \(GB/s\) +busbw \(GB/s\) +#wrong +predicted \(us\) +CPU s/GB'
 grep -qE "^ *$columns" "$folder/output" || fail "columns"
 [ "$(grep -cE '^ *4096 +1024 +(tree|link) .* 0 ' "$folder/output")" = 2 ] || fail "rows"
 
-start "$program" --loop-ranks 4 --ranks-per-node 2 --minbytes 64K --maxbytes 64K --iters 2 --algorithm link --json loop.gb_per_s_between=1
+start "$program" --loop-ranks 4 --ranks-per-node 2 --minbytes 64K --maxbytes 64K --iters 2 --algorithm link --json \
+    loop.gb_per_s_between=1
 expect_json 1 4 2
-start "$program" --loop-ranks 4 --ranks-per-node 2 --minbytes 8 --maxbytes 8 --iters 2 --algorithm hierarchical --leader --json
+start "$program" --loop-ranks 4 --ranks-per-node 2 -b 8 -e 8 -n 2 --algorithm hierarchical --leader --json
 expect_json 1 4 2
 [ "$(algorithms)" = leader ] || fail "--leader"
 
@@ -95,10 +97,10 @@ int MPI_Allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_O
 END
     mpicc -shared -fPIC -o "$folder/spoil.so" "$folder/spoil.c" || fail "mpicc"
     start mpirun -n 2 -x LD_PRELOAD="$folder/spoil.so" "$program" -b 512 -e 8K -f 2 -n 3 -w 1 --algorithm native,ring
-    [ "$code" = 1 ] && grep -qx 'allreduce: 16 elements are wrong' "$folder/errors" || fail "wrong elements: exit code $code"
+    [ "$code" = 1 ] && grep -qx 'allreduce: 16 elements are wrong' "$folder/errors" || fail "wrong: exit code $code"
     [ "$(grep -cE ' native .* 8 ' "$folder/output")" = 2 ] || fail "wrong elements in the table" # 4 iterations, 2 ranks
     start mpirun -n 2 "$program" --algorithm rign
-    [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "a wrong name under mpirun: exit code $code"
+    [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "a wrong name: exit code $code"
 fi
 
 [ $failures = 0 ] && echo "test_allreduce.sh: passed"

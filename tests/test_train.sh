@@ -37,6 +37,7 @@ warmup = 5
 threads = 1
 [comm]
 verify_every = 1
+calibrate = no
 CFG
 
 # train NAME RANKS HOW ARGS...: HOW is loop or mpi; out goes to $work/NAME
@@ -76,6 +77,20 @@ for ranks in 1 2 3 4; do
         done
     done
 done
+
+echo "- every algorithm on 2 x 2 ranks, overlap and bucket sizes"
+for algorithm in naive ring tree reduce_scatter hierarchical auto; do
+    how=loop
+    [ $MPI = 1 ] && [ $algorithm != naive ] && how=mpi
+    train $algorithm.2x2 4 $how comm.algorithm=$algorithm comm.ranks_per_node=2 comm.bucket_bytes=20K train.batch=6 \
+        train.val_batches=8
+    same $algorithm.2x2 one loss
+    same $algorithm.2x2 one grad_norm
+done
+train leader.2x2 4 loop comm.algorithm=hierarchical comm.leader=yes comm.ranks_per_node=2 train.batch=6 train.val_batches=8
+same leader.2x2 one loss
+train blocking.2x2 4 loop comm.ranks_per_node=2 comm.overlap=no comm.bucket_bytes=1G train.batch=6 train.val_batches=8
+cmp "$work/blocking.2x2/model.bin" "$work/auto.2x2/model.bin" || fail "overlap or bucket size changes the result"
 
 echo "- two runs give the same bits"
 train again 3 loop comm.algorithm=ring train.batch=4

@@ -375,7 +375,8 @@ static void test_fault_texts(void **state) {
         assert_true(loop_faults_fate(&faults, 0, message).delay_s == 0);
     }
     assert_true(delayed > 800 && delayed < 1200); /* 1000 and some 26 more or less */
-    assert_refused(loop_faults_parse(&faults, "explode:rank=1"), "loop.faults: expected delay, drop or die, found 'explode'");
+    assert_refused(loop_faults_parse(&faults, "explode:rank=1"),
+                   "loop.faults: expected delay, drop or die, found 'explode'");
     assert_refused(loop_faults_parse(&faults, "drop:rank=1"), "'drop:rank=1' needs rank and message");
     assert_refused(loop_faults_parse(&faults, "delay:rank=1;die:rank=0,message=1"), "'delay:rank=1' needs ms");
     assert_refused(loop_faults_parse(&faults, "drop:rank=1,ms=3"), "drop has no key 'ms'");
@@ -437,7 +438,8 @@ static Status one_way(Transport *transport, void *user) {
 static void test_drop_names_the_sender(void **state) {
     (void)state;
     RankRun ran[2];
-    assert_int_equal(run_ranks(&(World){.timeout_s = 10, .faults = "drop:rank=0,message=1"}, 2, one_way, NULL, ran), FAULT);
+    World world = {.timeout_s = 10, .faults = "drop:rank=0,message=1"};
+    assert_int_equal(run_ranks(&world, 2, one_way, NULL, ran), FAULT);
     assert_line(ran[1].line, "no answer from rank 0 for 0.05 s");
 }
 

@@ -4,8 +4,8 @@
  *   test_transport_mpi labels       two ranks at different buckets
  *   test_transport_mpi sizes        two ranks that disagree on a message's size, on one node
  *   test_transport_mpi longer       likewise, on two nodes, and the sender has more
- *   test_transport_mpi private 0|1  four ranks on two nodes; rank 1 can make no file (0) or open none (1): its node shares no memory
- *   test_transport_mpi hold DIR     shares 64 MiB, leaves each rank's process id in DIR/RANK.pid and waits to be killed */
+ *   test_transport_mpi private 0|1  four ranks on two nodes; rank 1 can make no file (0) or open none (1)
+ *   test_transport_mpi hold DIR     shares 64 MiB, leaves each rank's id in DIR/RANK.pid and waits to be killed */
 #define _GNU_SOURCE
 #include "tests/transport_cases.h"
 

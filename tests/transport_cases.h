@@ -192,8 +192,10 @@ static inline Status case_share_once(Transport *transport, int64_t elems) {
             *theirs = 100 * rank + peer + 1;
     }
     TRY(transport_barrier(transport));
-    for (int peer = 0; peer < ranks; peer++)
-        EXPECT(mine[elems - ranks + peer] == (transport->node[peer] == transport->node[rank] ? 100 * peer + rank + 1 : 0));
+    for (int peer = 0; peer < ranks; peer++) {
+        bool same = transport->node[peer] == transport->node[rank];
+        EXPECT(mine[elems - ranks + peer] == (same ? 100 * peer + rank + 1 : 0));
+    }
     TRY(transport_barrier(transport));
     transport_unshare(transport, mine);
     EXPECT(transport_peer_ptr(transport, mine, rank) == NULL);

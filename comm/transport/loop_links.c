@@ -7,8 +7,8 @@
  * are separate links (full duplex). Without other traffic a message arrives after latency + bytes / rate.
  *
  * A link is a short sorted list of the times at which it is taken, from now on; a message gets the first gap that it
- * fits, since one that was named later may well be there earlier. Neighbours are joined, so the list stays short; should
- * it become full, messages queue behind its end. */
+ * fits, since one that was named later may well be there earlier. Neighbours are joined, so the list stays short;
+ * should it become full, messages queue behind its end. */
 #include "comm/transport/loop_links.h"
 
 #include <stdlib.h>
@@ -66,7 +66,8 @@ static void forget_past(Link *link, double now_s) {
 
 /* Puts a span before place, joined with its neighbours where they touch. */
 static void insert(Link *link, int place, Span span) {
-    Span *before = place > 0 ? &link->taken[place - 1] : NULL, *after = place < link->count ? &link->taken[place] : NULL;
+    Span *before = place > 0 ? &link->taken[place - 1] : NULL;
+    Span *after = place < link->count ? &link->taken[place] : NULL;
     bool joins_before = before && span.start_s - before->end_s < TOUCH_S;
     bool joins_after = after && after->start_s - span.end_s < TOUCH_S;
     if (joins_before && joins_after) {

@@ -16,7 +16,8 @@ typedef struct LinkModel LinkModel;
 LinkModel *link_model_create(const LoopLinks *links, int ranks); /* NULL: no memory */
 void link_model_destroy(LinkModel *model);                       /* accepts NULL */
 
-/* When a message that leaves now arrives, in the seconds of now_s. node int[ranks] says where ranks are. Takes its time on the links. */
+/* When a message that leaves at now_s arrives, by the same clock; it holds its links meanwhile. node int[ranks] says
+ * where ranks are. */
 double link_model_send(LinkModel *model, const int *node, int from, int to, size_t bytes, double now_s);
 
 #endif

@@ -136,7 +136,8 @@ Ticket transport_group_start(Transport *transport) {
     int place = transport->naming_group;
     if (place < 0)
         return 0;
-    Ticket ticket = transport->groups[place].generation * (Ticket)transport_message_max(transport->ranks) + (Ticket)place;
+    Ticket max = (Ticket)transport_message_max(transport->ranks);
+    Ticket ticket = transport->groups[place].generation * max + (Ticket)place;
     if (transport->failed == OK)
         remember(transport, transport->ops->start(transport));
     transport->naming[INCOMING] = transport->naming[OUTGOING] = (MessageQueue){NULL, NULL};
@@ -202,7 +203,8 @@ Status transport_timed_out(const Transport *transport, int peer, const int *wait
 
 Status transport_label_differs(const Transport *transport, const Message *expected, MessageLabel sent) {
     MessageLabel label = expected->label;
-    return fault("rank %d sent step %lld bucket %d compressor %d where rank %d expected step %lld bucket %d compressor %d",
+    return fault("rank %d sent step %lld bucket %d compressor %d "
+                 "where rank %d expected step %lld bucket %d compressor %d",
                  expected->peer, (long long)sent.step, sent.bucket, sent.compressor, transport->rank,
                  (long long)label.step, label.bucket, label.compressor);
 }

@@ -1,10 +1,11 @@
 /* A transport moves bytes between ranks. It knows nothing of gradients.
  *
- * Messages travel in groups: between transport_group_begin and transport_group_start a rank names all that it sends and
- * receives. The group then travels while the rank does other things; transport_group_test and _wait complete it. Nothing
- * in a group waits for anything else in it (full duplex), so two ranks may send to each other, and a ring may turn, in
- * one group. Several groups may travel at a time. Between a pair of ranks messages arrive in the order in which they were
- * named, whatever their groups. Both sides must name the same size, which may be 0 and may pass 4 GiB, under the same label.
+ * Messages travel in groups: between transport_group_begin and transport_group_start a rank names all that it sends
+ * and receives. The group then travels while the rank does other things; transport_group_test and _wait complete it.
+ * Nothing in a group waits for anything else in it (full duplex), so two ranks may send to each other, and a ring may
+ * turn, in one group. Several groups may travel at a time. Between a pair of ranks messages arrive in the order in
+ * which they were named, whatever their groups. Both sides must name the same size, which may be 0 and may pass 4 GiB,
+ * under the same label.
  *
  *     begin  send recv ...  g = start        other work, test(g) now and then        wait(g)
  *
@@ -24,8 +25,8 @@
 
 typedef struct Transport Transport;
 
-/* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 256, bucket modulo 4096 and
- * compressor modulo 16. */
+/* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 256,
+ * bucket modulo 4096 and compressor modulo 16. */
 typedef struct MessageLabel {
     int64_t step;
     int bucket;
@@ -74,11 +75,14 @@ typedef struct TransportOps {
     const char *name; /* as in [comm] transport */
     bool one_process; /* ranks are threads, which share all memory */
 
-    /* Takes the messages of transport->naming over and sends them on their way; each ends in transport_message_done. Like
-     * the others it returns FAULT when a rank is lost or sends what nobody expects: the ranks' group is unusable then. */
+    /* Takes the messages of transport->naming over and sends them on their way; each ends in transport_message_done.
+     * Like the others it returns FAULT when a rank is lost or sends what nobody expects: the transport is unusable
+     * then. */
     Status (*start)(Transport *transport);
-    Status (*progress)(Transport *transport, const MessageGroup *group); /* of all groups; never sleeps. `group` is why */
-    Status (*wait)(Transport *transport, const MessageGroup *group);     /* progress until it has arrived */
+
+    /* Of all groups, without sleeping; `group`, or NULL, is the one that the caller asks for. */
+    Status (*progress)(Transport *transport, const MessageGroup *group);
+    Status (*wait)(Transport *transport, const MessageGroup *group); /* progress until it has arrived */
     void (*abandon)(Transport *transport); /* the transport touches no memory of its messages any more */
 
     /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. */
@@ -120,7 +124,8 @@ void transport_send(Transport *transport, int peer, const void *data, size_t byt
 void transport_recv(Transport *transport, int peer, void *data, size_t bytes);
 Ticket transport_group_start(Transport *transport); /* an empty group is complete at once */
 
-/* Moves on whatever can move, of all groups; *complete says whether this one has arrived. Never sleeps, never times out. */
+/* Moves on whatever can move, of all groups; *complete says whether this one has arrived. Never sleeps, so it never
+ * times out: that is wait's. */
 Status transport_group_test(Transport *transport, Ticket group, bool *complete);
 Status transport_group_wait(Transport *transport, Ticket group); /* sleeps or backs off */
 Status transport_group_end(Transport *transport); /* start and wait */
@@ -128,17 +133,20 @@ Status transport_group_end(Transport *transport); /* start and wait */
 /* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT. */
 void transport_abandon(Transport *transport);
 
-/* Memory that the ranks of this node can reach: every rank of the transport calls it, in the same order, with the same size. 64-byte
- * aligned, zeroed. Falls back to private memory, on all ranks of the node, where sharing is impossible. NULL: no memory. */
+/* Memory that the ranks of this node can reach: every rank of the transport calls it, in the same order, with the same
+ * size. 64-byte aligned, zeroed. Falls back to private memory, on all ranks of the node, where sharing is impossible.
+ * NULL: no memory. */
 void *transport_share(Transport *transport, size_t bytes);
-void transport_unshare(Transport *transport, void *memory); /* not collective; NULL allowed. Peers may no longer touch it */
 
-/* Where this rank finds what `peer` holds at the same place of its own shared memory as `mine` is in ours; NULL when peer is on another
- * node, or `mine` not in shared memory. Who reads or writes there orders itself by messages. */
+/* Not collective; NULL is allowed. Peers may no longer touch it. */
+void transport_unshare(Transport *transport, void *memory);
+
+/* Where this rank finds what `peer` holds at the same place of its own shared memory as `mine` is in ours; NULL when
+ * peer is on another node, or `mine` not in shared memory. Who reads or writes there orders itself by messages. */
 void *transport_peer_ptr(Transport *transport, const void *mine, int peer);
 
-/* Overrides what was found: rank r counts as on node r / ranks_per_node from now on, for counters, sizes of pieces, models of links and
- * peer_ptr. 0: as found. Every rank calls it alike, with no message under way. */
+/* Overrides what was found: rank r counts as on node r / ranks_per_node from now on, for counters, sizes of pieces,
+ * models of links and peer_ptr. 0: leaves all as it is. Every rank calls it alike, with no message under way. */
 void transport_set_nodes(Transport *transport, int ranks_per_node);
 
 /* Returns when every rank has called it: ceil(log2(ranks)) groups of one empty message each way. */
@@ -160,7 +168,8 @@ Message *transport_dequeue(MessageQueue *queue); /* NULL when it is empty */
 void transport_count_sent(Transport *transport, int peer, size_t bytes);
 
 /* The FAULT of a rank that has waited too long for `peer`. Who waits is not to blame: waiting_for int[ranks] says for
- * whom each rank waits, or -1, and the line names the one at the end of the chain; `peer` when they wait in a circle. */
+ * whom each rank waits, or -1, and the line names the one at the end of the chain; `peer` when they wait in a
+ * circle. */
 Status transport_timed_out(const Transport *transport, int peer, const int *waiting_for);
 
 /* The FAULTs of a message that is not the one this rank expected from its peer. */

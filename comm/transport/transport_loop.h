@@ -12,16 +12,16 @@ void loop_destroy(LoopWorld *world); /* when no rank uses it any more; accepts N
 
 /* ---- before any rank starts ---- */
 
-/* A model of links, see loop_links.h: a message becomes visible to its receiver only when it would have arrived over them. Data still
- * moves by one memcpy. All zero: none. */
+/* A model of links, see loop_links.h: a message becomes visible to its receiver only when it would have arrived over
+ * them. Data still moves by one memcpy. All zero: none. */
 Status loop_set_links(LoopWorld *world, const LoopLinks *links);
 
 /* Injected faults: "" or, separated by ';',
  *
- *     delay:ms=5                       each message leaves 5 ms late: its sender sleeps
- *     delay:rank=1,ms=5,every=3        every third one on average, at random points that are the same in each run; of rank 1 only
- *     drop:rank=2,message=17           rank 2's 17th message never arrives, nor does what it sends to the same rank later
- *     die:rank=0,message=40            before its 40th message rank 0 ends as if killed
+ *     delay:ms=5                   each message leaves 5 ms late: its sender sleeps
+ *     delay:rank=1,ms=5,every=3    rank 1's only, and every third on average, at random points: the same in each run
+ *     drop:rank=2,message=17       rank 2's 17th message never arrives, nor does what it sends to that rank later
+ *     die:rank=0,message=40        before its 40th message rank 0 ends as if killed
  *
  * A rank's messages are counted from 1, whoever they are for. BAD_INPUT with a line when the text cannot be read. */
 Status loop_set_faults(LoopWorld *world, const char *faults);

@@ -14,11 +14,11 @@
  * arrival: a rank that is at another bucket is found out, not waited for. MPI's own all-reduce and the words below use
  * another communicator.
  *
- * While it waits it polls: MPI's own waiting would burn the core that another rank or the computation needs. It polls
- * alone for POLL_S, and yields between polls until SPIN_S. A yield that takes long has shown that somebody else computes
- * on this core; yielding to him would cost a time slice per message, so from then on short sleeps, after which the
- * kernel prefers us, take its place: 4 MiB beside a computing thread take 0.45 ms instead of 4 to 8.
- * After SPIN_S it sleeps ever longer, up to a fixed share of the time waited so far. */
+ * While it waits it polls: MPI's own waiting would burn the core that another rank or the computation needs. It only
+ * polls until POLL_S, then yields between polls until SPIN_S. A yield that takes long has shown that somebody else
+ * computes on this core; yielding to him would cost a time slice per message, so for a while short sleeps, after which
+ * the kernel prefers us, take its place: 4 MiB beside a computing thread take 0.45 ms instead of 4 to 8. After SPIN_S
+ * it sleeps ever longer, up to a fixed share of the time waited so far. */
 #define _POSIX_C_SOURCE 200809L
 #include "comm/transport/transport_mpi.h"
 
@@ -38,8 +38,8 @@
 #define SLEEP_MAX_S 1e-3
 #define HEARING_S 0.5 /* for the others to say whom they wait for */
 
-/* Inside a node: what Open MPI sends at once, header included, is 4 KiB; beyond, it makes the receiver ask for the data, and
- * 8 KiB in three such pieces take half the time of one. */
+/* Inside a node Open MPI sends 4 KiB at once, its header included; of more the receiver must fetch the data, and 8 KiB
+ * in three pieces that go at once take half the time of one that is fetched. */
 enum { WINDOW = 4, EAGER_BYTES = 4032, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 64 << 10 };
 
 /* A label in a tag. */

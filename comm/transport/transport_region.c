@@ -1,15 +1,15 @@
 /* transport_share: memory that the ranks of a node reach directly.
  *
  *   threads     own memory from the process's heap; peers are told its address
- *   processes   own memory in a file without a name (memfd), which has no place in /dev/shm and goes with its last user,
- *               however that one ends; peers are told process and descriptor, and map /proc/PID/fd/N
+ *   processes   own memory in a file without a name (memfd), which has no place in /dev/shm and goes with its last
+ *               user, however that one ends; peers are told process and descriptor, and map /proc/PID/fd/N
  *
- *     each rank   allocates | cards to its node's ranks | maps theirs | all could? to its node's ranks | closes its file
+ *     each rank   allocates | cards to its node | maps the others' | "all mapped" to its node | closes its file
  *
  * The rank that owns a page touches it first, so that it lies near the rank's cores; peers then map all pages at once
- * instead of one fault each. Large regions become huge pages where the system can (Linux 6.1: by MADV_COLLAPSE, whatever
- * its setting for shared memory): adding what a peer holds then runs 1.4 times as fast. Where one rank of a node cannot
- * share, none of them reaches another's memory. */
+ * instead of one fault each. Large regions become huge pages where the system can (Linux 6.1: by MADV_COLLAPSE,
+ * whatever its setting for shared memory): adding what a peer holds then runs 1.4 times as fast. Where one rank of a
+ * node cannot share, none of them reaches another's memory. */
 #define _GNU_SOURCE
 #include "base/memory.h"
 #include "comm/transport/transport.h"
@@ -40,7 +40,8 @@ enum { HUGE_PAGE = 2 << 20 };
 static size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 static size_t round_to_pages(size_t bytes) {
-    return bytes >= HUGE_PAGE ? round_up(bytes, HUGE_PAGE) : round_up(bytes + (bytes == 0), (size_t)sysconf(_SC_PAGESIZE));
+    size_t page = bytes >= HUGE_PAGE ? HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
+    return round_up(bytes > 0 ? bytes : 1, page);
 }
 
 static char *map(char *place, size_t bytes, int protection, int flags, int file) {
