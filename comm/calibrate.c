@@ -3,7 +3,7 @@
  *
  *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other, and
  *           the median of those, because where ranks share cores some take 100 times as long as others
- *   beta    a step with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
+ *   beta    steps with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
  *           of a NIC, which all lanes use at once
  *   gamma   sum += term over f32 of this rank's memory; and a copy out of the next rank's
  *
@@ -22,7 +22,7 @@
 
 #define ROUND_S 10e-3
 
-enum { REPEATS = 7, LOOKS = 2, BATCH_STEPS = 4, BATCHES_MAX = 8, MESSAGE_MIN_BYTES = 64 << 10 };
+enum { REPEATS = 5, LOOKS = 2, RATE_STEPS = 2, BATCH_STEPS = 4, BATCHES_MAX = 8, MESSAGE_MIN_BYTES = 64 << 10 };
 
 /* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. */
 enum { WINDOWS = 4, WINDOW_BYTES = 4 << 20, BUFFER_BYTES = WINDOWS * WINDOW_BYTES };
@@ -127,8 +127,8 @@ static double median(double *values, int count) {
     return values[count / 2];
 }
 
-/* step_s f64[batches]: of a step in each. All ranks begin together, after an untimed step: one that went on while others
- * were still in that step would have to share its links with them. */
+/* step_s f64[batches]: of a step in each. All ranks begin together, after an untimed step: one that went on while
+ * others were still in that step would share its links with them. */
 static Status time_batches(Calibration *self, LinkClass class, size_t bytes, int batches, int steps, double *step_s) {
     TRY(shift(self, class, bytes));
     TRY(transport_barrier(self->transport));
@@ -170,7 +170,7 @@ static Status repeat(Calibration *self, double *time_s) {
         double step_s[BATCHES_MAX];
         TRY(time_batches(self, class, 0, self->batches[class], BATCH_STEPS, step_s));
         time_s[LATENCY + class] = median(step_s, self->batches[class]);
-        TRY(time_batches(self, class, self->message_bytes[class], 1, 1, &time_s[RATE + class]));
+        TRY(time_batches(self, class, self->message_bytes[class], 1, RATE_STEPS, &time_s[RATE + class]));
     }
     TRY(time_add(self, &time_s[ADD]));
     return time_copy(self, &time_s[COPY]);

@@ -79,8 +79,8 @@ Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes); /* al
 Status comm_broadcast(Comm *comm, void *data, size_t bytes, int root);
 Status comm_barrier(Comm *comm);
 
-/* If any rank's status is not OK: the lowest such rank's status and error line on all ranks. Call after steps that may
- * fail on some ranks only. */
+/* If any rank's status is not OK: the lowest such rank's status and error line on all ranks, led by "rank R: " unless all ranks
+ * failed on their input. Call after steps that may fail on some ranks only. */
 Status comm_agree(Comm *comm, Status status);
 
 /* FAULT naming the ranks unless data u8[bytes] is identical on all ranks. */

@@ -111,10 +111,12 @@ static Status run_loop(const CommConfig *config, const LoopConfig *loop, RankMai
     LoopWorld *world;
     Status status = loop_create(&world, (int)loop->ranks, (double)config->timeout_s);
     if (status == OK) {
-        loop_set_links(world, &(LoopLinks){loop->latency_inside_us, loop->latency_between_us, loop->gb_per_s_inside,
-                                           loop->gb_per_s_between});
-        status = loop_set_faults(world, loop->faults);
+        const LoopLinks links = {loop->latency_inside_us, loop->latency_between_us, loop->gb_per_s_inside,
+                                 loop->gb_per_s_between};
+        status = loop_set_links(world, &links);
     }
+    if (status == OK)
+        status = loop_set_faults(world, loop->faults);
     if (status == OK)
         status = run_threads(world, (int)loop->ranks, config, rank_main, user);
     loop_destroy(world);

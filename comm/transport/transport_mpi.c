@@ -17,7 +17,7 @@
  * While it waits it polls: MPI's own waiting would burn the core that another rank or the computation needs. It only
  * polls until POLL_S, then yields between polls until SPIN_S. A yield that takes long has shown that somebody else
  * computes on this core; yielding to him would cost a time slice per message, so for a while short sleeps, after which
- * the kernel prefers us, take its place: 4 MiB beside a computing thread take 0.45 ms instead of 4 to 8. After SPIN_S
+ * the kernel prefers us, take its place: 4 MiB beside a computing thread take 0.5 ms instead of 4 to 8. After SPIN_S
  * it sleeps ever longer, up to a fixed share of the time waited so far. */
 #define _POSIX_C_SOURCE 200809L
 #include "comm/transport/transport_mpi.h"
@@ -29,8 +29,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define POLL_S 20e-6 /* most small messages come sooner */
-#define SPIN_S 1e-3  /* shorter, and pieces that arrive every 0.1 ms find us asleep: docs/comm.md */
+#define POLL_S 100e-6 /* messages of up to 1 MiB come sooner, where nobody else has the core */
+#define SPIN_S 1e-3   /* shorter, and pieces that arrive every 0.1 ms find us asleep: docs/comm.md */
 #define LONG_YIELD_S 100e-6
 #define CROWDED_S 0.1 /* for so long one long yield is remembered */
 #define NAP_S 20e-6   /* of which the kernel makes about 80 */
