@@ -83,7 +83,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 .SECONDARY: $(call objects,$(TEST_SOURCES))
 
 # ---- tests ----
-.PHONY: test tests asan tsan lint
+.PHONY: test tests asan tsan mutants lint
 tests: all $(TESTS)
 test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
@@ -97,6 +97,8 @@ tsan: ## the tests of comm under ThreadSanitizer, ranks as threads
 	@$(MAKE) --no-print-directory MPI=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS=-fsanitize=thread \
 	    $(TSAN_TESTS:%=build/tsan/tests/%)
 	@BUILD=build/tsan MPI=0 tests/run.sh $(TSAN_TESTS)
+mutants: ## put known faults back, one at a time, and see the tests catch each (about ten minutes)
+	@tests/mutants.sh
 lint: ## check who includes whom
 	@tests/lint.sh
 

@@ -140,8 +140,8 @@ static Status initialise(Trainer *t) {
     Snapshot snapshot = snapshot_of(t);
     int64_t newest = t->rank == 0 && s->run.resume ? snapshot_newest(s->run.out) : -1;
     if (newest > s->train.steps)
-        status = config_error(s->config, "train.steps", "expected at least the %lld steps that the checkpoint in %s has "
-                              "behind it", (long long)newest, s->run.out);
+        status = config_error(s->config, "train.steps", "expected at least the %lld steps that the checkpoint in %s "
+                              "has behind it", (long long)newest, s->run.out);
     else if (newest >= 0)
         status = snapshot_load(&snapshot, s->run.out, newest);
     else if (t->rank == 0 && strcmp(s->model.init, "random") != 0)
@@ -215,7 +215,7 @@ static Status train_step(Trainer *t, StepLog *log) {
     log->lr = learning_rate(&s->optim, t->step, s->train.steps);
     if (t->device.computes)
         log->grad_norm = grad_norm(t->grads, t->table.elems);
-    if (t->device.computes && isfinite(loss) && isfinite(log->grad_norm)) /* the same on all ranks, since loss and gradient are */
+    if (t->device.computes && isfinite(loss) && isfinite(log->grad_norm)) /* alike on all ranks, as both are */
         adamw_update(&t->adamw, &s->optim, log->lr, clip_scale(log->grad_norm, s->optim.grad_clip), t->params,
                      t->grads);
     else if (t->device.computes)

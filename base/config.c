@@ -277,7 +277,8 @@ Status config_error(const Config *config, const char *key, const char *format, .
     for (int s = 0; dot && s < config->section_count; s++) {
         const ConfigSection *section = &config->sections[s];
         const Option *option = find_option(section->options, section->count, dot + 1, strlen(dot + 1));
-        if (option && strlen(section->name) == (size_t)(dot - key) && strncmp(section->name, key, (size_t)(dot - key)) == 0)
+        size_t length = (size_t)(dot - key);
+        if (option && strlen(section->name) == length && strncmp(section->name, key, length) == 0)
             where_text(&config->origins[s][option - section->options], where, sizeof where);
     }
     va_list args;

@@ -46,11 +46,11 @@ typedef struct Config Config;
 Config *config_create(const ConfigSection *sections, int count);
 void config_destroy(Config *config);
 
-Status config_read_file(Config *config, const char *path);         /* INI: [section], key = value, ';' or '#' comments */
-Status config_assign(Config *config, const char *assignment);      /* "section.key=value", from the command line */
+Status config_read_file(Config *config, const char *path);    /* INI: [section], key = value, ';' or '#' comments */
+Status config_assign(Config *config, const char *assignment); /* "section.key=value", from the command line */
 
-/* For checks across keys: stores "WHERE: KEY: message" where WHERE is the file and line (or "command line", or "default")
- * that gave `key` ("section.key") its value, and returns BAD_INPUT. */
+/* For checks across keys: stores "WHERE: KEY: message" where WHERE is the file and line (or "command line", or
+ * "default") that gave `key` ("section.key") its value, and returns BAD_INPUT. */
 Status config_error(const Config *config, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

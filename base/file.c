@@ -60,7 +60,8 @@ Status folder_check_writable(const char *path) {
     if (snprintf(partial, sizeof partial, "%s", path) >= (int)sizeof partial)
         return bad_input("%s: the name is too long", path);
     char *existing = partial;
-    while (access(existing, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR) && strcmp(existing, ".") && strcmp(existing, "/"))
+    while (access(existing, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR) && strcmp(existing, ".") &&
+           strcmp(existing, "/"))
         existing = dirname(existing);
     struct stat info;
     if (stat(existing, &info) != 0)

@@ -1,8 +1,8 @@
 /* What a training run tells: log.jsonl for programs; header, progress and closing table for people. Rank 0 only.
  *
- * log.jsonl: the first line says what runs, {"options": {every key}, "run": {"model": ..., "data": ..., "ranks": ...}}, then one
- * object per step with the fields of StepLog under the same names: null where a measured one is not finite. A file that
- * can no longer be written gives one warning, and the run goes on without. */
+ * log.jsonl: the first line says what runs, {"options": {every key}, "run": {"model": ..., "data": ..., "ranks":
+ * ...}}, then one object per step with the fields of StepLog under the same names: null where a measured one is not
+ * finite. A file that can no longer be written gives one warning, and the run goes on without. */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 
@@ -30,12 +30,13 @@ typedef struct StepLog {
 
 typedef struct Log Log;
 
-/* `steps` is the last step of the run; every `every` steps there is a line on the terminal. Owned; log_close accepts NULL. */
+/* `steps` is the last step of the run; every `every` steps there is a line on the terminal. Owned; log_close accepts
+ * NULL. */
 Log *log_open(int64_t steps, int64_t every);
 void log_close(Log *log);
 
-/* Starts log.jsonl at `path`, or goes on in the one that is there when the run resumes after step `done` > 0: lines of later
- * steps, and those that are not whole, are dropped. "" for none. BAD_INPUT when it cannot be written. */
+/* Starts log.jsonl at `path`, or goes on in the one that is there when the run resumes after step `done` > 0: lines
+ * of later steps, and those that are not whole, are dropped. "" for none. BAD_INPUT when it cannot be written. */
 Status log_jsonl(Log *log, const char *path, int64_t done);
 
 /* A line "name  value" of the run header, or of the closing table. Those of the header go into the first JSONL line. */

@@ -20,8 +20,8 @@ char *duration_text(double seconds, char *text, int size) {
     return text;
 }
 
-/* A terminal that a person sees. mpirun gives its ranks a pseudo-terminal as stdout even where its own goes to a file, so the
- * parent's stdout must be a terminal as well; where the parent cannot be asked, our own stdout decides. */
+/* A terminal that a person sees. mpirun gives its ranks a pseudo-terminal as stdout even where its own goes to a
+ * file, so the parent's stdout must be a terminal as well; where the parent cannot be asked, our own stdout decides. */
 static bool is_terminal(FILE *out) {
     char path[64], target[64];
     if (isatty(fileno(out)) != 1)

@@ -21,7 +21,8 @@ static void format_value(const ReportColumn *column, ReportValue value, char *te
 /* Wide enough for the title and for the largest value in sight, which the format's own width tells ("%12.1f"). */
 static int column_width(const ReportColumn *column) {
     char sample[64];
-    format_value(column, is_text(column) ? (ReportValue){.text = ""} : (ReportValue){.number = 0}, sample, sizeof sample);
+    ReportValue zero = is_text(column) ? (ReportValue){.text = ""} : (ReportValue){.number = 0};
+    format_value(column, zero, sample, sizeof sample);
     int width = is_text(column) ? 14 : 8;
     int title = (int)strlen(column->title), value = (int)strlen(sample);
     width = title > width ? title : width;

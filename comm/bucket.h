@@ -1,9 +1,9 @@
 /* The cut of the flat gradient into buckets: a pure function of the table and a size, so alike on every rank.
  *
- * Walking the table in the order in which gradients become final, whole layers join a bucket until it holds bucket_bytes;
- * tensors outside the layers count as layers of their own. A layer larger than that is cut into slices of that size, since they
- * become final one by one where they are several tensors. The last unit (for GPT-2 the token embedding) never joins an earlier bucket, so that what
- * is final early leaves early.
+ * Walking the table in the order in which gradients become final, whole layers join a bucket until it holds
+ * bucket_bytes; tensors outside the layers count as layers of their own. A layer larger than that is cut into slices
+ * of that size, since they become final one by one where they are several tensors. The last unit (for GPT-2 the
+ * token embedding) never joins an earlier bucket, so that what is final early leaves early.
  *
  *     table    | lnf | layer 11 ... | layer 10 ... | ... | layer 0 | wpe | wte |
  *     buckets  |      0             |      1       | ... |    n-2        | n-1 |            */
@@ -19,7 +19,8 @@ typedef struct Bucket {
     int first_gradient, last_gradient; /* those that overlap the bucket */
 } Bucket;
 
-/* Returns an owned array of *count buckets that cover the table in order, without gaps; NULL: no memory. bucket_bytes >= 4. */
+/* Returns an owned array of *count buckets that cover the table in order, without gaps; NULL: no memory.
+ * bucket_bytes >= 4. */
 Bucket *bucket_cut(const ParamTable *table, int64_t bucket_bytes, int *count);
 
 #endif

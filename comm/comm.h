@@ -34,7 +34,7 @@ typedef struct CommConfig {
 typedef struct LoopConfig {
     int64_t ranks;                                /* [loop] ranks as threads when mpirun did not start us */
     double latency_inside_us, latency_between_us; /* every message arrives so much later */
-    double gb_per_s_inside, gb_per_s_between;     /* of a rank's link in its node, of a node's link to others; 0: no limit */
+    double gb_per_s_inside, gb_per_s_between;     /* of a rank in its node, of a node to others; 0: no limit */
     char faults[OPTION_TEXT];                     /* injected faults, for tests: see comm/transport/transport_loop.h */
 } LoopConfig;
 
@@ -69,7 +69,8 @@ int comm_nodes(const Comm *comm);
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 const char *comm_transport_name(const Comm *comm);
 
-/* ---- memory in which gradients should be born: shared by the node's ranks. alloc is collective (same order and sizes), free is not ---- */
+/* ---- memory in which gradients should be born: shared by the node's ranks. alloc is collective (same order and
+ * sizes), free is not ---- */
 const Allocator *comm_memory(Comm *comm);
 
 /* ---- scalars and small things; identical results on every rank ---- */
@@ -79,8 +80,8 @@ Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes); /* al
 Status comm_broadcast(Comm *comm, void *data, size_t bytes, int root);
 Status comm_barrier(Comm *comm);
 
-/* If any rank's status is not OK: the lowest such rank's status and error line on all ranks, led by "rank R: " unless all ranks
- * failed on their input. Call after steps that may fail on some ranks only. */
+/* If any rank's status is not OK: the lowest such rank's status and error line on all ranks, led by "rank R: "
+ * unless all ranks failed on their input. Call after steps that may fail on some ranks only. */
 Status comm_agree(Comm *comm, Status status);
 
 /* FAULT naming the ranks unless data u8[bytes] is identical on all ranks. */
@@ -88,9 +89,10 @@ Status comm_verify(Comm *comm, const void *data, size_t bytes, const char *what)
 
 /* ---- gradient synchronisation ----
  *
- * The flat gradient is cut into buckets of whole layers, in the order in which backward finishes them. The comm thread takes
- * bucket after bucket, each as soon as all of it is marked ready, and leaves the mean over ranks in its place: a picture is in
- * docs/comm.md. The cut and the order are the same on every rank (compared by hash at the start), whatever the order of marks. */
+ * The flat gradient is cut into buckets of whole layers, in the order in which backward finishes them. The comm
+ * thread takes bucket after bucket, each as soon as all of it is marked ready, and leaves the mean over ranks in its
+ * place: a picture is in docs/comm.md. The cut and the order are the same on every rank (compared by hash at the
+ * start), whatever the order of marks. */
 typedef struct Sync Sync;
 
 typedef struct SyncStats { /* of the last step, this rank; bytes as counted at the transport */
@@ -114,14 +116,15 @@ void sync_destroy(Sync *sync); /* not collective; accepts NULL */
 
 const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, buckets, overlap */
 
-/* The backward whose gradients will be marked begins: with gradient accumulation the last micro-step's. Until sync_wait no other call of
- * this Comm is allowed. */
+/* The backward whose gradients will be marked begins: with gradient accumulation the last micro-step's. Until
+ * sync_wait no other call of this Comm is allowed. */
 void sync_begin(Sync *sync);
 
 /* A ReadyFn for gpt2_backward: user is the Sync. Not collective; any thread. Each gradient once per step. */
 void sync_mark_ready(void *sync, int gradient);
 
-/* Returns when every gradient holds the mean over ranks: identical bits on every rank. FAULT naming the gradient when one was not marked. */
+/* Returns when every gradient holds the mean over ranks: identical bits on every rank. FAULT naming the gradient
+ * when one was not marked. */
 Status sync_wait(Sync *sync);
 
 SyncStats sync_stats(const Sync *sync);

@@ -1,5 +1,5 @@
-/* The comm thread of a rank: the only one that talks to the transport. It runs one job at a time, so everything that a rank
- * sends leaves in one order; between jobs it sleeps.
+/* The comm thread of a rank: the only one that talks to the transport. It runs one job at a time, so everything that
+ * a rank sends leaves in one order; between jobs it sleeps.
  *
  *     rank's thread    engine_post(job) ... backward ...            engine_wait
  *     comm thread            | job: bucket 0, bucket 1, ...    |

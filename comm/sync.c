@@ -4,9 +4,10 @@
  *   comm thread           | sleeps | bucket 0 | sleeps | 1 | 2 | ... | n-1             |
  *                                                                    exposed: ^^^^^^^^^^
  *
- * A bucket is ready when all gradients that overlap it are marked; marks may come from any thread in any order. The order in
- * which buckets leave never depends on it, so every rank sends the same things in the same order, and the result depends on the plan
- * alone. Without overlap the comm thread starts when sync_wait is called: the same work, all of it exposed.
+ * A bucket is ready when all gradients that overlap it are marked; marks may come from any thread in any order. The
+ * order in which buckets leave never depends on it, so every rank sends the same things in the same order, and the
+ * result depends on the plan alone. Without overlap the comm thread starts when sync_wait is called: the same work,
+ * all of it exposed.
  *
  * A single rank neither copies nor scales, and has no comm thread. Allocates nothing after sync_create. */
 #include "comm/bucket.h"
@@ -48,7 +49,7 @@ struct Sync {
     /* under lock */
     bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
     bool cancelled; /* sync_wait found a gradient missing */
-    BucketStats *bucket_stats; /* [bucket_count], owned; ready_ms under lock, the rest comm thread only until the job ends */
+    BucketStats *bucket_stats; /* [bucket_count], owned; ready_ms under lock, the rest the comm thread's in its job */
     /* between steps */
     int64_t step; /* syncs begun so far */
     bool begun;
@@ -104,8 +105,8 @@ static void describe_plan(Sync *sync, const CommConfig *config) {
 
 /* What must be the same on every rank before the first message. */
 static Status compare_plans(Sync *sync, const CommConfig *config) {
-    int64_t summary[] = {sync->table->elems, sync->bucket_count, config->bucket_bytes, config->algorithm, config->leader,
-                         sync->comm->nodes, sync->comm->local_ranks > 0};
+    int64_t summary[] = {sync->table->elems, sync->bucket_count, config->bucket_bytes,
+                         config->algorithm,  config->leader,     sync->comm->nodes};
     uint64_t hash = comm_hash(summary, sizeof summary);
     for (int b = 0; b < sync->bucket_count; b++)
         hash = hash * 31 + (uint64_t)sync->buckets[b].offset;
@@ -270,7 +271,8 @@ void sync_mark_ready(void *user, int gradient) {
     unsigned char before = atomic_exchange(&sync->marked[gradient], 1);
     assert(!before); /* once per step */
     (void)before;
-    for (int b = first_bucket_of(sync, gradient); b < sync->bucket_count && sync->buckets[b].first_gradient <= gradient; b++) {
+    int b = first_bucket_of(sync, gradient);
+    for (; b < sync->bucket_count && sync->buckets[b].first_gradient <= gradient; b++) {
         if (atomic_fetch_sub(&sync->missing[b], 1) > 1)
             continue;
         pthread_mutex_lock(&sync->lock);

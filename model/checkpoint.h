@@ -6,8 +6,8 @@
 #include "base/error.h"
 #include "model/gpt2.h"
 
-/* Reads the sizes only, and checks that the file's size fits them. For safetensors (a name ending in ".safetensors") heads come
- * from the "config.json" beside it when there is one, else channels/64. */
+/* Reads the sizes only, and checks that the file's size fits them. For safetensors (a name ending in ".safetensors")
+ * heads come from the "config.json" beside it when there is one, else channels/64. */
 Status checkpoint_read_config(const char *path, Gpt2Config *config);
 
 /* Fills params f32[table->elems], laid out by gpt2_param_table for the config that checkpoint_read_config gave. */

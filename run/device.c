@@ -4,7 +4,8 @@
 
 enum { WARM_UP_STEPS = 2 };
 
-Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options, int rank) {
+Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
+                   int rank) {
     *device = (Device){.ops = &ops_cpu, .memory = &host_memory, .computes = true};
     if (strcmp(option_choice(run_devices, settings->run.device), "replay") == 0) {
         TRY(replay_create(&device->replay, &settings->replay, model, options, rank, (uint64_t)settings->run.seed));

@@ -19,7 +19,8 @@ typedef struct Device {
 } Device;
 
 /* The device must not move afterwards. */
-Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options, int rank);
+Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
+                   int rank);
 void device_close(Device *device); /* accepts a zeroed one */
 
 /* After each step: the first ones, which warm up, are left out of the profile. */

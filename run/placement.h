@@ -8,13 +8,13 @@
 
 #include <stdbool.h>
 
-/* Sets the calling rank's OpenMP threads to `threads`, or for 0 to its share of the cores it is bound to: ranks with the same binding share
- * evenly. Collective. `log` is NULL on all ranks but 0, where the header gets a line, and a warning when threads share a core or
- * cores lie idle. */
+/* Sets the calling rank's OpenMP threads to `threads`, or for 0 to its share of the cores it is bound to: ranks with
+ * the same binding share evenly. Collective. `log` is NULL on all ranks but 0, where the header gets a line, and a
+ * warning when threads share a core or cores lie idle. */
 Status placement_threads(Comm *comm, int threads, Log *log);
 
-/* BAD_INPUT unless this node can hold bytes_per_rank for each of its ranks; `recompute` is not offered as a way out when it
- * is on already. */
+/* BAD_INPUT unless this node can hold bytes_per_rank for each of its ranks; `recompute` is not offered as a way out
+ * when it is on already. */
 Status placement_memory(Comm *comm, double bytes_per_rank, bool recompute);
 
 #endif

@@ -21,7 +21,7 @@
 const char run_devices[] = "auto|cpu|replay";
 
 static const Option run_options[] = {
-    CHOICE(RunSettings, device, run_devices, "auto", "where the model runs; replay: sleeps instead of computing, see [replay]"),
+    CHOICE(RunSettings, device, run_devices, "auto", "where the model runs; replay: sleeps, see [replay]"),
     INT(RunSettings, threads, 0, 4096, "0", "threads per rank; 0: the cores that this rank is bound to"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
@@ -49,7 +49,7 @@ static const Option train_options[] = {
     INT(TrainSettings, steps, 0, 1e12, "1000", "optimizer steps"),
     INT(TrainSettings, val_every, 0, 1e12, "0", "validate every so many steps and at the end; 0: never"),
     INT(TrainSettings, val_batches, 1, 1e9, "20", "batches of train.batch sequences per validation, over all ranks"),
-    INT(TrainSettings, sample_every, 0, 1e12, "0", "show generated text at the start, every so many steps, and at the end"),
+    INT(TrainSettings, sample_every, 0, 1e12, "0", "show generated text every so many steps, at the start and end"),
     INT(TrainSettings, sample_tokens, 1, 1048576, "64", "length of it"),
     STRING(TrainSettings, sample_prompt, "", "text it starts from; empty: end of text"),
     INT(TrainSettings, save_every, 0, 1e12, "0", "checkpoint every so many steps; 0: only the model, at the end"),

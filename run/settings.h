@@ -60,8 +60,8 @@ typedef struct Settings {
     Config *config; /* owned: remembers which line of which file set each key */
 } Settings;
 
-/* Reads "[--plan] FILE.cfg [section.key=value ...]" or "--help" over the defaults and checks what can be checked without
- * knowing the number of ranks. The config points into `settings`, which must not move afterwards. */
+/* Reads "[--plan] FILE.cfg [section.key=value ...]" or "--help" over the defaults and checks what can be checked
+ * without knowing the number of ranks. The config points into `settings`, which must not move afterwards. */
 Status settings_read(Settings *settings, int argc, char **argv);
 void settings_free(Settings *settings); /* accepts a zeroed one */
 void settings_help(const Settings *settings, FILE *out);
@@ -69,7 +69,8 @@ void settings_help(const Settings *settings, FILE *out);
 /* The model's sizes: from model.init's file when there is one (only the sizes are read), else from [model]. */
 Status settings_model(const Settings *settings, Gpt2Config *model);
 
-/* Micro-steps per rank and step, so that ranks * batch * seq_len * micro_steps = global_batch; BAD_INPUT when none fits. */
+/* Micro-steps per rank and step, so that ranks * batch * seq_len * micro_steps = global_batch; BAD_INPUT when none
+ * fits. */
 Status settings_micro_steps(const Settings *settings, int ranks, int64_t *micro_steps);
 
 #endif

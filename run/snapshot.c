@@ -76,8 +76,8 @@ Status snapshot_open_folder(const char *folder, bool resume) {
     }
     int64_t newest = snapshot_newest(folder);
     if (newest >= 0 && !resume)
-        return bad_input("%s: holds checkpoints of an earlier run, up to step %lld; set run.resume=yes to go on with it, "
-                         "or choose another run.out", folder, (long long)newest);
+        return bad_input("%s: holds checkpoints of an earlier run, up to step %lld; set run.resume=yes to go on with "
+                         "it, or choose another run.out", folder, (long long)newest);
     remove_leftovers(folder);
     return OK;
 }

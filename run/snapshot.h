@@ -21,8 +21,9 @@ typedef struct Snapshot {
     int64_t seq_len;  /* of a sequence, in tokens: what position counts */
 } Snapshot;
 
-/* Makes the folder this run's: creates it, locks it against a second run (until the process ends) and removes what a killed one left
- * half-written. BAD_INPUT when another run holds it, or when it holds checkpoints and `resume` is false. */
+/* Makes the folder this run's: creates it, locks it against a second run (until the process ends) and removes what a
+ * killed one left half-written. BAD_INPUT when another run holds it, or when it holds checkpoints and `resume` is
+ * false. */
 Status snapshot_open_folder(const char *folder, bool resume);
 
 /* Writes the checkpoint of snapshot->step into the folder and removes the oldest ones beyond `keep`. */
@@ -31,8 +32,8 @@ Status snapshot_save(const Snapshot *snapshot, const char *folder, int64_t keep)
 /* The step of the newest complete checkpoint, -1 when there is none. */
 int64_t snapshot_newest(const char *folder);
 
-/* Fills params, moments and counters from the checkpoint of that step; BAD_INPUT when its model has other sizes, when its two files do not
- * belong together, or when seq_len is another one. */
+/* Fills params, moments and counters from the checkpoint of that step; BAD_INPUT when its model has other sizes,
+ * when its two files do not belong together, or when seq_len is another one. */
 Status snapshot_load(Snapshot *snapshot, const char *folder, int64_t step);
 
 #endif

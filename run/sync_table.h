@@ -4,7 +4,8 @@
 
 #include "comm/comm.h"
 
-/* Prints means over the run's steps, of this rank; nothing with one rank. Of very many buckets only the first and last. */
+/* Prints means over the run's steps, of this rank; nothing with one rank. Of very many buckets only the first and
+ * last. */
 void sync_table_print(const Sync *sync);
 
 #endif

@@ -23,7 +23,8 @@ Status trace_open(Trace **result, Comm *comm, int64_t capacity) {
     *result = trace;
     if (trace)
         trace->events = calloc((size_t)capacity, sizeof *trace->events);
-    TRY(comm_agree(comm, trace && trace->events ? OK : fault("no memory for a trace of %lld events", (long long)capacity)));
+    bool complete = trace && trace->events;
+    TRY(comm_agree(comm, complete ? OK : fault("no memory for a trace of %lld events", (long long)capacity)));
     trace->capacity = capacity;
     TRY(comm_barrier(comm));
     trace->zero_s = clock_s();
@@ -55,8 +56,8 @@ void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double 
             continue;
         int layer = table->gradients[g].layer;
         double ready_s = begin_s + 1e-3 * sync_ready_ms(sync, g);
-        trace_span(trace, TRACE_COMPUTE, layer >= 0 ? "backward layer" : g == 0 ? "backward head" : "backward embedding",
-                   layer, since_s, ready_s < end_s ? ready_s : end_s);
+        const char *part = layer >= 0 ? "backward layer" : g == 0 ? "backward head" : "backward embedding";
+        trace_span(trace, TRACE_COMPUTE, part, layer, since_s, ready_s < end_s ? ready_s : end_s);
         since_s = ready_s;
     }
     for (int b = 0; b < sync_bucket_count(sync); b++) {
@@ -69,18 +70,19 @@ void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double 
 
 static void write_events(FILE *out, int rank, const Event *events, int64_t count) {
     static const char *const rows[] = {"compute", "comm"};
-    fprintf(out, "%s{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}", rank ? ",\n" : "",
-            rank, rank);
+    fprintf(out, "%s{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
+            rank ? ",\n" : "", rank, rank);
     for (int row = 0; row < 2; row++)
-        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", rank, row,
-                rows[row]);
+        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", rank,
+                row, rows[row]);
     for (int64_t i = 0; i < count; i++) {
         const Event *event = &events[i];
         if (!event->name[0])
             continue;
-        fprintf(out, ",\n{\"ph\":\"%s\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f", event->end_s > event->start_s ? "X" : "i",
+        bool span = event->end_s > event->start_s;
+        fprintf(out, ",\n{\"ph\":\"%s\",\"name\":\"%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f", span ? "X" : "i",
                 event->name, rank, event->row, 1e6 * event->start_s);
-        if (event->end_s > event->start_s)
+        if (span)
             fprintf(out, ",\"dur\":%.3f}", 1e6 * (event->end_s - event->start_s));
         else
             fprintf(out, ",\"s\":\"t\"}");
@@ -100,7 +102,7 @@ static Status write_all(const char *path, const Event *events, int64_t count, in
 Status trace_write(const Trace *trace, Comm *comm, const char *path) {
     double most = (double)trace->count;
     TRY(comm_reduce(comm, &most, 1, COMM_MAX));
-    int64_t count = (int64_t)most < trace->capacity ? (int64_t)most : trace->capacity; /* events beyond a rank's own are empty */
+    int64_t count = (int64_t)most; /* a rank's events beyond its own are empty */
     Event *all = calloc((size_t)(count * comm_ranks(comm)) + 1, sizeof *all);
     Status status = comm_agree(comm, all ? OK : fault("no memory for the trace"));
     if (status == OK)

@@ -1,6 +1,7 @@
-/* log.trace: a Chrome trace of all ranks in one JSON file, for Perfetto or chrome://tracing. A process per rank with two rows: compute
- * (forward, backward by layer, update) and comm (buckets in flight; the moments at which gradients and buckets became ready).
- * Times count from a barrier in trace_open, so ranks on several machines line up to about a network latency. */
+/* log.trace: a Chrome trace of all ranks in one JSON file, for Perfetto or chrome://tracing. A process per rank with
+ * two rows: compute (forward, backward by layer, update) and comm (buckets in flight; the moments at which gradients
+ * and buckets became ready). Times count from a barrier in trace_open, so ranks on several machines line up to about
+ * a network latency. */
 #ifndef RUN_TRACE_H
 #define RUN_TRACE_H
 

@@ -1,4 +1,5 @@
-/* What every test program uses: cmocka, comparisons that fail on NaN, and a main that runs all tests or those whose names match its arguments. */
+/* What every test program uses: cmocka, comparisons that fail on NaN, and a main that runs all tests or those whose
+ * names match its arguments. */
 #ifndef TESTS_CHECK_H
 #define TESTS_CHECK_H
 
