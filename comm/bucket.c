@@ -19,6 +19,27 @@ static void add_slices(Bucket *buckets, int *count, int64_t offset, int64_t end,
             buckets[*count] = (Bucket){.offset = offset, .elems = end - offset < max ? end - offset : max};
 }
 
+/* A layer that is larger than a bucket: whole tensors while they fit, slices of a tensor that does not. Covers
+ * gradients first..end-1. */
+static void add_large_layer(Bucket *buckets, int *count, const ParamTable *table, int first, int end, int64_t max) {
+    int64_t open = table->gradients[first].offset, stop = open;
+    for (int g = first; g < end; g++) {
+        int64_t start = stop;
+        stop = start + table->gradients[g].elems;
+        if (stop - open <= max)
+            continue;
+        if (open < start)
+            add_slices(buckets, count, open, start, start - open);
+        open = start;
+        if (stop - start > max) {
+            add_slices(buckets, count, start, stop, max);
+            open = stop;
+        }
+    }
+    if (open < stop)
+        add_slices(buckets, count, open, stop, stop - open);
+}
+
 /* Fills buckets, or with NULL only counts them. */
 static int cut(const ParamTable *table, int64_t max, Bucket *buckets) {
     int count = 0;
@@ -32,9 +53,11 @@ static int cut(const ParamTable *table, int64_t max, Bucket *buckets) {
             add_slices(buckets, &count, open, layer_start, layer_start - open);
             open = layer_start;
         }
-        if (last || layer_stop - open >= max) {
-            int64_t slice = layer_stop - layer_start > max ? max : layer_stop - open;
-            add_slices(buckets, &count, open, layer_stop, slice);
+        if (layer_stop - layer_start > max) {
+            add_large_layer(buckets, &count, table, first, end, max);
+            open = layer_stop;
+        } else if (last || layer_stop - open >= max) {
+            add_slices(buckets, &count, open, layer_stop, layer_stop - open);
             open = layer_stop;
         }
     }

@@ -1,8 +1,8 @@
 /* The cut of the flat gradient into buckets: a pure function of the table and a size, so alike on every rank.
  *
  * Walking the table in the order in which gradients become final, whole layers join a bucket until it holds
- * bucket_bytes; tensors outside the layers count as layers of their own. A layer larger than that is cut into slices
- * of that size, since they become final one by one where they are several tensors. The last unit (for GPT-2 the
+ * bucket_bytes; tensors outside the layers count as layers of their own. A layer larger than that is cut
+ * between its tensors, and a tensor larger than that into slices. The last unit (for GPT-2 the
  * token embedding) never joins an earlier bucket, so that what is final early leaves early.
  *
  *     table    | lnf | layer 11 ... | layer 10 ... | ... | layer 0 | wpe | wte |
