@@ -320,28 +320,14 @@ static Status finish(Trainer *t) {
     return OK;
 }
 
-static void add_to_hash(void *user, const char *section, const char *key, const char *value) {
-    uint64_t *hash = user; /* FNV-1a */
-    const char *const texts[] = {section, key, value};
-    for (int i = 0; i < 3; i++)
-        for (const char *at = texts[i]; *at; at++)
-            *hash = (*hash ^ (unsigned char)*at) * 0x100000001b3u;
-}
-
-/* Ranks may have read different files or command lines. */
-static Status compare_settings(Trainer *t) {
-    uint64_t hash = 0xcbf29ce484222325u;
-    config_visit(t->settings->config, add_to_hash, &hash);
-    return comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)");
-}
-
 static Status train(Trainer *t) {
     if (t->settings->help) {
         if (t->rank == 0)
             settings_help(t->settings, stdout);
         return OK;
     }
-    TRY(compare_settings(t));
+    uint64_t hash = settings_hash(t->settings); /* ranks may have read different files or command lines */
+    TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
     TRY(comm_agree(t->comm, check_input(t)));
     TRY(print_header(t));
     if (t->settings->plan)

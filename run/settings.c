@@ -119,6 +119,20 @@ void settings_free(Settings *settings) {
     settings->config = NULL;
 }
 
+static void add_to_hash(void *user, const char *section, const char *key, const char *value) {
+    uint64_t *hash = user; /* FNV-1a */
+    const char *const texts[] = {section, key, value};
+    for (int i = 0; i < 3; i++)
+        for (const char *at = texts[i]; *at; at++)
+            *hash = (*hash ^ (unsigned char)*at) * 0x100000001b3u;
+}
+
+uint64_t settings_hash(const Settings *settings) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    config_visit(settings->config, add_to_hash, &hash);
+    return hash;
+}
+
 void settings_help(const Settings *settings, FILE *out) {
     fprintf(out, "usage: train [--plan] FILE.cfg [section.key=value ...]\n"
                  "       mpirun -n RANKS ./train FILE.cfg ...\n\n"

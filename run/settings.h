@@ -64,6 +64,8 @@ typedef struct Settings {
  * without knowing the number of ranks. The config points into `settings`, which must not move afterwards. */
 Status settings_read(Settings *settings, int argc, char **argv);
 void settings_free(Settings *settings); /* accepts a zeroed one */
+/* Of every key and value: equal on ranks that were given the same. */
+uint64_t settings_hash(const Settings *settings);
 void settings_help(const Settings *settings, FILE *out);
 
 /* The model's sizes: from model.init's file when there is one (only the sizes are read), else from [model]. */
