@@ -63,7 +63,7 @@ typedef struct Collective {
     /* f32 values that allreduce needs besides data: bounded, whatever elems is. A pure function, alike on all ranks. */
     int64_t (*scratch_elems)(const Group *group, int64_t elems);
 
-    /* The cost model: seconds that allreduce should take. A pure function. Formulas: docs/comm.md. */
+    /* The cost model: seconds that allreduce should take. A pure function. Formulas: cost.h. */
     double (*predict_s)(const Group *group, int64_t elems, const LinkCosts *costs);
 
     /* scratch f32[scratch_elems(...)] may hold anything. No group of the transport may be open. */

@@ -30,7 +30,7 @@
 #include <time.h>
 
 #define POLL_S 100e-6 /* messages of up to 1 MiB come sooner, where nobody else has the core */
-#define SPIN_S 1e-3   /* shorter, and pieces that arrive every 0.1 ms find us asleep: docs/comm.md */
+#define SPIN_S 1e-3   /* shorter, and pieces that arrive every 0.1 ms find us asleep */
 #define LONG_YIELD_S 100e-6
 #define CROWDED_S 0.1 /* for so long one long yield is remembered */
 #define NAP_S 20e-6   /* of which the kernel makes about 80 */
