@@ -125,7 +125,9 @@ static Status run_contender(Bench *bench, const Contender *contender, int64_t el
                           (size_t)lane_elems(bench, elems) * sizeof(float));
     if (strcmp(contender->name, "native") == 0)
         return transport->ops->allreduce_sum(transport, bench->data, elems);
-    return contender->collective->allreduce(&bench->comm->world, bench->data, elems, 1, bench->scratch);
+    return contender->collective->allreduce(
+        &bench->comm->world,
+        &(Payload){.data = bench->data, .elems = elems, .scale = 1, .scratch = bench->scratch});
 }
 
 static int64_t count_wrong(const Bench *bench, const Contender *contender, int64_t elems) {
@@ -247,7 +249,7 @@ static Status measure_sizes(Bench *bench) {
 }
 
 static int64_t scratch_needed(const Bench *bench, const Contender *contender, int64_t elems) {
-    return contender->collective ? contender->collective->scratch_elems(&bench->comm->world, elems)
+    return contender->collective ? contender->collective->scratch_elems(&bench->comm->world, elems, NULL)
                                  : lane_elems(bench, elems);
 }
 

@@ -82,7 +82,7 @@ static Status choose_collectives(Sync *sync, const CommConfig *config) {
         assert(collective); /* every choice but auto names one */
         if (collective->check)
             TRY(collective->check(world));
-        int64_t scratch = collective->scratch_elems(world, sync->buckets[b].elems);
+        int64_t scratch = collective->scratch_elems(world, sync->buckets[b].elems, NULL);
         most = scratch > most ? scratch : most;
         sync->collectives[b] = collective;
     }
@@ -220,7 +220,9 @@ static Status reduce_buckets(void *argument) {
         TRY(wait_for_bucket(sync, b));
         sync->bucket_stats[b].start_ms = now_ms(sync);
         transport_label(world->transport, (MessageLabel){.step = sync->step, .bucket = b});
-        TRY(sync->collectives[b]->allreduce(world, sync->grads + bucket->offset, bucket->elems, scale, sync->scratch));
+        Payload payload = {.data = sync->grads + bucket->offset, .elems = bucket->elems, .offset = bucket->offset,
+                           .scale = scale, .scratch = sync->scratch};
+        TRY(sync->collectives[b]->allreduce(world, &payload));
         sync->bucket_stats[b].done_ms = now_ms(sync);
     }
     transport_label(world->transport, (MessageLabel){.step = sync->step, .bucket = -1});

@@ -211,9 +211,10 @@ static inline Status case_abandon(Transport *transport, Status status) {
 
 static inline Status case_allreduce(const Group *group, const Collective *collective, float *data, int64_t elems,
                                     float scale) {
-    int64_t scratch_elems = collective->scratch_elems(group, elems);
+    int64_t scratch_elems = collective->scratch_elems(group, elems, NULL);
     float *scratch = case_floats(scratch_elems);
-    Status status = collective->allreduce(group, data, elems, scale, scratch);
+    Status status = collective->allreduce(
+        group, &(Payload){.data = data, .elems = elems, .scale = scale, .scratch = scratch});
     bool intact = case_guard_intact(data - CASE_GUARD, 0) && case_guard_intact(data, elems) &&
                   case_guard_intact(scratch, scratch_elems);
     if (status == OK && !intact)

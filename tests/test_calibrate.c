@@ -170,7 +170,8 @@ static void test_two_nodes(void **state) {
 static void test_text(void **state) {
     (void)state;
     char text[256];
-    LinkCosts costs = {{1.5e-6, 5e-5}, {2e-10, 8e-9}, 1e-10, 2.5e-10};
+    LinkCosts costs = {.latency_s = {1.5e-6, 5e-5}, .s_per_byte = {2e-10, 8e-9}, .add_s_per_byte = 1e-10,
+                       .copy_s_per_byte = 2.5e-10};
     calibrate_text(&costs, text, sizeof text);
     assert_string_equal(text, "inside a node 1.5 us, 5 GB/s; between nodes 50.0 us, 0.125 GB/s; "
                               "add 10 GB/s, copy 4 GB/s");

@@ -384,13 +384,13 @@ static void test_scratch_is_bounded(void **state) {
         for (int which = 0; which < CASE_COLLECTIVES; which++) {
             Transport transport;
             Group group = still_group(&transport, &places[i], 0);
-            int64_t at_64m = case_collective(which)->scratch_elems(&group, 64 << 20);
+            int64_t at_64m = case_collective(which)->scratch_elems(&group, 64 << 20, NULL);
             assert_true(at_64m <= (int64_t)4 << 20);
-            assert_true(case_collective(which)->scratch_elems(&group, (int64_t)1 << 40) == at_64m);
-            assert_true(case_collective(which)->scratch_elems(&group, 0) >= 0);
+            assert_true(case_collective(which)->scratch_elems(&group, (int64_t)1 << 40, NULL) == at_64m);
+            assert_true(case_collective(which)->scratch_elems(&group, 0, NULL) >= 0);
             for (int self = 1; self < group.size; self++) {
                 group = still_group(&transport, &places[i], self);
-                assert_true(case_collective(which)->scratch_elems(&group, 64 << 20) == at_64m);
+                assert_true(case_collective(which)->scratch_elems(&group, 64 << 20, NULL) == at_64m);
             }
         }
 }
@@ -439,10 +439,10 @@ static void test_chunks(void **state) {
     const int64_t sizes[] = {0, 1, 4095, 4096, 4097, 100000, 124475904, (int64_t)1 << 40};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int parts = 1; parts <= 9; parts++) {
-            assert_true(chunk_start(sizes[s], parts, 0) == 0);
-            assert_true(chunk_start(sizes[s], parts, parts) == sizes[s]);
+            assert_true(chunk_start(0, sizes[s], parts, 0) == 0);
+            assert_true(chunk_start(0, sizes[s], parts, parts) == sizes[s]);
             for (int i = 0; i < parts; i++) {
-                int64_t start = chunk_start(sizes[s], parts, i), end = chunk_start(sizes[s], parts, i + 1);
+                int64_t start = chunk_start(0, sizes[s], parts, i), end = chunk_start(0, sizes[s], parts, i + 1);
                 assert_true(start <= end && (start % CHUNK_ALIGN_ELEMS == 0 || start == sizes[s]));
                 assert_true(end - start <=
                             (sizes[s] / CHUNK_ALIGN_ELEMS + 1) / parts * CHUNK_ALIGN_ELEMS + CHUNK_ALIGN_ELEMS);

@@ -174,7 +174,7 @@ static Status see(Seen *seen, int rank, Status status) {
 static Status allreduce_forever(Comm *comm, int rounds) {
     float data[1000] = {0}, scratch[1000];
     for (int round = 0; round != rounds; round++)
-        TRY(collective_ring.allreduce(&comm->world, data, 1000, 1, scratch));
+        TRY(collective_ring.allreduce(&comm->world, &(Payload){.data = data, .elems = 1000, .scale = 1, .scratch = scratch}));
     return OK;
 }
 

@@ -61,7 +61,7 @@ static Status allreduce_rounds(Comm *comm, int rounds) {
     float *data = calloc(ELEMS, sizeof(float)), *scratch = calloc(ELEMS, sizeof(float));
     Status status = OK;
     for (int round = 0; round != rounds && status == OK; round++)
-        status = collective_ring.allreduce(&comm->world, data, ELEMS, 1, scratch);
+        status = collective_ring.allreduce(&comm->world, &(Payload){.data = data, .elems = ELEMS, .scale = 1, .scratch = scratch});
     free(data);
     free(scratch);
     return status;

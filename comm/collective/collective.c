@@ -14,8 +14,9 @@ const Collective *collective_find(const char *name) {
     return NULL;
 }
 
-int64_t chunk_start(int64_t elems, int parts, int i) {
-    int64_t blocks = (elems + CHUNK_ALIGN_ELEMS - 1) / CHUNK_ALIGN_ELEMS;
-    int64_t start = blocks * i / parts * CHUNK_ALIGN_ELEMS;
-    return start < elems ? start : elems;
+int64_t chunk_start(int64_t offset, int64_t elems, int parts, int i) {
+    int64_t before = offset % CHUNK_ALIGN_ELEMS; /* of the first block, outside */
+    int64_t blocks = (before + elems + CHUNK_ALIGN_ELEMS - 1) / CHUNK_ALIGN_ELEMS;
+    int64_t start = blocks * i / parts * CHUNK_ALIGN_ELEMS - before;
+    return start < 0 ? 0 : start < elems ? start : elems;
 }

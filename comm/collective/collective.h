@@ -34,6 +34,8 @@
 #define COMM_COLLECTIVE_COLLECTIVE_H
 
 #include "base/error.h"
+#include "base/param.h"
+#include "comm/compress/codec.h"
 #include "comm/transport/transport.h"
 
 #include <stdint.h>
@@ -52,7 +54,21 @@ typedef struct LinkCosts {
     double s_per_byte[2];   /* beta: of one rank's messages; between nodes, of one node's (its NIC) */
     double add_s_per_byte;  /* gamma: reading, adding and storing one byte of f32 */
     double copy_s_per_byte; /* memcpy from another rank's shared memory */
+    /* of the compressor in use; 0 and 1 where there is none. Bytes are those of f32 */
+    double wire_ratio;       /* bytes on the wire for each of f32 */
+    double encode_s_per_byte, decode_add_s_per_byte;
+    bool every_hop;          /* as in Codec */
 } LinkCosts;
+
+/* What is reduced. */
+typedef struct Payload {
+    float *data; /* f32[elems] */
+    int64_t elems;
+    float scale;
+    float *scratch; /* f32[scratch_elems(...)], may hold anything */
+    int64_t offset; /* of data[0] in the flat gradient: where blocks and the bounds of parts sit */
+    Codec *codec;   /* NULL: everything travels as f32 */
+} Payload;
 
 typedef struct Collective {
     const char *name; /* as in [comm] algorithm */
@@ -60,14 +76,29 @@ typedef struct Collective {
     /* Optional: BAD_INPUT with a line that says what is missing, where this collective cannot run. */
     Status (*check)(const Group *group);
 
+    /* It can use a codec: values are quantised a number of times that does not grow with the group (or, for the
+     * baseline that shows why not, does). */
+    bool compresses;
+
     /* f32 values that allreduce needs besides data: bounded, whatever elems is. A pure function, alike on all ranks. */
-    int64_t (*scratch_elems)(const Group *group, int64_t elems);
+    int64_t (*scratch_elems)(const Group *group, int64_t elems, const Codec *codec);
 
     /* The cost model: seconds that allreduce should take. A pure function. Formulas: cost.h. */
     double (*predict_s)(const Group *group, int64_t elems, const LinkCosts *costs);
 
-    /* scratch f32[scratch_elems(...)] may hold anything. No group of the transport may be open. */
-    Status (*allreduce)(const Group *group, float *data, int64_t elems, float scale, float *scratch);
+    /* No group of the transport may be open. */
+    Status (*allreduce)(const Group *group, const Payload *payload);
+
+    /* Optional, all three: the two halves of allreduce. After reduce_scatter the slices that `owned` names hold the
+     * sum; the rest of data is undefined. all_gather copies each member's slices to everybody else's data, and waits
+     * before it writes until they have called it. Together they leave allreduce's bits when there is no codec; with
+     * one the result is not quantised again. all_gather has no scale and no codec. */
+    Status (*reduce_scatter)(const Group *group, const Payload *payload);
+    Status (*all_gather)(const Group *group, const Payload *payload);
+
+    /* The slices of data, in rising order, that `member` owns of elems values at that offset; places count from data[0].
+     * Returns their number; slices NULL: only that. Pure, alike on all ranks. */
+    int64_t (*owned)(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices);
 } Collective;
 
 extern const Collective collective_naive, collective_native, collective_ring, collective_tree,
@@ -76,9 +107,10 @@ extern const Collective collective_naive, collective_native, collective_ring, co
 /* NULL when there is none of that name. */
 const Collective *collective_find(const char *name);
 
-/* Cuts elems into `parts` slices: slice i is [chunk_start(i), chunk_start(i + 1)). Bounds are multiples of
- * CHUNK_ALIGN_ELEMS, so that a vector or a compressor's block never straddles one; slices may be empty. */
+/* Cuts elems values at `offset` into `parts` slices: slice i is [chunk_start(i), chunk_start(i + 1)). Bounds lie at
+ * multiples of CHUNK_ALIGN_ELEMS of the flat gradient, so that a vector or a compressor's block never straddles one;
+ * slices may be empty. */
 enum { CHUNK_ALIGN_ELEMS = 4096 };
-int64_t chunk_start(int64_t elems, int parts, int i);
+int64_t chunk_start(int64_t offset, int64_t elems, int parts, int i);
 
 #endif

@@ -27,15 +27,17 @@ static_assert(sizeof(int) == sizeof(float), "members lie in scratch");
 
 enum { COLUMNS_ALL = 0, COLUMNS_ONE = 1 };
 
-static Shape shape_of(Topology topology, int columns_max) {
+static Shape shape_of(Topology topology, const Codec *codec, int columns_max) {
     int columns = columns_max == COLUMNS_ONE ? 1 : topology.smallest;
     Shape shape = {.stages = 0};
     if (topology.largest > 1) {
         shape.members[shape.stages] = topology.largest;
+        shape.coded[shape.stages] = codec && codec->every_hop;
         shape.owners[shape.stages++] = columns;
     }
     if (topology.nodes > 1) {
         shape.members[shape.stages] = topology.nodes;
+        shape.coded[shape.stages] = codec;
         shape.owners[shape.stages++] = topology.nodes;
     }
     return shape;
@@ -63,16 +65,17 @@ static Group column_group(const Group *world, int *members) {
     return group;
 }
 
-static int64_t scratch_elems(const Group *group, int64_t elems, int columns_max) {
-    Shape shape = shape_of(topology_of(group), columns_max);
-    return pipeline_scratch_elems(&shape, elems) + 2 * group->size;
+static int64_t scratch_elems(const Group *group, int64_t elems, const Codec *codec, int columns_max) {
+    Shape shape = shape_of(topology_of(group), codec, columns_max);
+    return pipeline_scratch_elems(&shape, elems, codec) + 2 * group->size;
 }
 
-static Status allreduce(const Group *world, float *data, int64_t elems, float scale, float *scratch, int columns_max) {
+static Status run(const Group *world, const Payload *payload, PipelinePart part, int columns_max) {
     Topology topology = topology_of(world);
-    Shape shape = shape_of(topology, columns_max);
+    Shape shape = shape_of(topology, payload->codec, columns_max);
     Stage stages[STAGES_MAX];
-    int *members = (int *)(scratch + pipeline_scratch_elems(&shape, elems)), count = 0;
+    int *members = (int *)(payload->scratch + pipeline_scratch_elems(&shape, payload->elems, payload->codec));
+    int count = 0;
     if (topology.largest > 1) {
         stages[count] = (Stage){local_group(world, members), shape.owners[count]};
         count++;
@@ -84,7 +87,7 @@ static Status allreduce(const Group *world, float *data, int64_t elems, float sc
         count++;
     }
     assert(count == shape.stages);
-    return pipeline_run(&shape, stages, data, elems, scale, scratch);
+    return pipeline_run(&shape, stages, payload, part);
 }
 
 /* Of the stage inside the largest node: scatter and gather of one owner's column. */
@@ -96,7 +99,7 @@ static double inside_s(const LinkCosts *costs, double members, double column_byt
 
 static double predict_s(const Group *group, int64_t elems, const LinkCosts *costs, int columns_max) {
     Topology topology = topology_of(group);
-    Shape shape = shape_of(topology, columns_max);
+    Shape shape = shape_of(topology, NULL, columns_max);
     if (shape.stages == 0 || elems == 0)
         return 0;
     const double S = (double)elems * sizeof(float), m = topology.nodes;
@@ -114,31 +117,52 @@ static double predict_s(const Group *group, int64_t elems, const LinkCosts *cost
     return latency_s + longer + shorter / (double)pipeline_segments(&shape, elems);
 }
 
-static int64_t hierarchical_scratch_elems(const Group *group, int64_t elems) {
-    return scratch_elems(group, elems, COLUMNS_ALL);
+static int64_t hierarchical_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
+    return scratch_elems(group, elems, codec, COLUMNS_ALL);
 }
 static double hierarchical_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
     return predict_s(group, elems, costs, COLUMNS_ALL);
 }
-static Status hierarchical_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
-    return allreduce(group, data, elems, scale, scratch, COLUMNS_ALL);
+static Status hierarchical_allreduce(const Group *group, const Payload *payload) {
+    return run(group, payload, PIPELINE_ALL, COLUMNS_ALL);
+}
+static Status hierarchical_reduce_scatter(const Group *group, const Payload *payload) {
+    return run(group, payload, PIPELINE_REDUCE_SCATTER, COLUMNS_ALL);
+}
+static Status hierarchical_all_gather(const Group *group, const Payload *payload) {
+    return run(group, payload, PIPELINE_ALL_GATHER, COLUMNS_ALL);
+}
+static int64_t hierarchical_owned(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices) {
+    Topology topology = topology_of(group);
+    Shape shape = shape_of(topology, NULL, COLUMNS_ALL);
+    int owner[STAGES_MAX], count = 0;
+    if (topology.largest > 1)
+        owner[count++] = place_in_node(group, member);
+    if (topology.nodes > 1)
+        owner[count++] = node_index(group, member);
+    return pipeline_owned(&shape, owner, offset, elems, slices);
 }
 
-static int64_t leader_scratch_elems(const Group *group, int64_t elems) {
-    return scratch_elems(group, elems, COLUMNS_ONE);
+static int64_t leader_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
+    return scratch_elems(group, elems, codec, COLUMNS_ONE);
 }
 static double leader_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
     return predict_s(group, elems, costs, COLUMNS_ONE);
 }
-static Status leader_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
-    return allreduce(group, data, elems, scale, scratch, COLUMNS_ONE);
+static Status leader_allreduce(const Group *group, const Payload *payload) {
+    return run(group, payload, PIPELINE_ALL, COLUMNS_ONE);
 }
 
 const Collective collective_hierarchical = {.name = "hierarchical",
+                                            .compresses = true,
                                             .scratch_elems = hierarchical_scratch_elems,
                                             .predict_s = hierarchical_predict_s,
-                                            .allreduce = hierarchical_allreduce};
+                                            .allreduce = hierarchical_allreduce,
+                                            .reduce_scatter = hierarchical_reduce_scatter,
+                                            .all_gather = hierarchical_all_gather,
+                                            .owned = hierarchical_owned};
 const Collective collective_leader = {.name = "leader",
+                                      .compresses = true,
                                       .scratch_elems = leader_scratch_elems,
                                       .predict_s = leader_predict_s,
                                       .allreduce = leader_allreduce};

@@ -10,7 +10,8 @@
 
 enum { SEGMENT_ELEMS = 64 << 10 };
 
-static int64_t naive_scratch_elems(const Group *group, int64_t elems) {
+static int64_t naive_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
+    (void)codec;
     int64_t segment = elems < SEGMENT_ELEMS ? elems : SEGMENT_ELEMS;
     return (group->size - 1) * segment;
 }
@@ -50,7 +51,9 @@ static Status sum_at_others(const Group *group, float *data, int64_t elems) {
     return transport_group_end(transport);
 }
 
-static Status naive_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+static Status naive_allreduce(const Group *group, const Payload *payload) {
+    float *data = payload->data, *scratch = payload->scratch, scale = payload->scale;
+    int64_t elems = payload->elems;
     for (int64_t start = 0; start < elems; start += SEGMENT_ELEMS) {
         int64_t segment = elems - start < SEGMENT_ELEMS ? elems - start : SEGMENT_ELEMS;
         vector_scale(data + start, segment, scale);

@@ -13,8 +13,8 @@ static Status native_check(const Group *group) {
     return OK;
 }
 
-static int64_t native_scratch_elems(const Group *group, int64_t elems) {
-    (void)group, (void)elems;
+static int64_t native_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
+    (void)group, (void)elems, (void)codec;
     return 0;
 }
 
@@ -25,11 +25,10 @@ static double native_predict_s(const Group *group, int64_t elems, const LinkCost
     return tree_s < ring_s ? tree_s : ring_s;
 }
 
-static Status native_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
-    (void)scratch;
-    vector_scale(data, elems, scale);
+static Status native_allreduce(const Group *group, const Payload *payload) {
+    vector_scale(payload->data, payload->elems, payload->scale);
     TRY(transport_barrier(group->transport));
-    return group->transport->ops->allreduce_sum(group->transport, data, elems);
+    return group->transport->ops->allreduce_sum(group->transport, payload->data, payload->elems);
 }
 
 const Collective collective_native = {.name = "native",

@@ -7,6 +7,7 @@
 
 enum {
     SLOTS = 2,                    /* segments that arrive at a time: one is added, the next one travels */
+    RESULT_SLOTS = 3,             /* segments whose coded result is still on its way */
     SEGMENT_MIN_ELEMS = 16 << 10, /* below, latency costs more than the pipeline gains */
     SEGMENT_MAX_ELEMS = 128 << 10,
     ARRIVALS_ELEMS = 512 << 10, /* of all members together: stays in the outer cache */
@@ -14,22 +15,35 @@ enum {
     BLOCK_ELEMS = 2048,         /* its sum stays in the inner cache */
     BLOCKS_PER_POLL = 8,
 };
+static_assert(CHUNK_ALIGN_ELEMS % BLOCK_ELEMS == 0, "");
 
-typedef struct Slice {
-    int64_t start, elems;
-} Slice;
+/* Rows of bytes in scratch. */
+typedef struct Rows {
+    char *first;
+    size_t row_bytes;
+} Rows;
+
+/* How elems are cut, alike on all ranks. */
+typedef struct Cut {
+    const Shape *shape;
+    int64_t offset, elems, segment_elems, segments;
+} Cut;
 
 typedef struct Pipeline {
     /* set once */
     Transport *transport;
-    const Shape *shape;
     const Stage *stages;
+    const Shape *shape;
+    Cut cut;
     float *data;
-    int64_t elems, segment_elems, segments;
-    bool direct[STAGES_MAX];     /* the stage's members share the memory of data */
-    float *scales;               /* f32[members of stage 0] */
-    float *arrivals[STAGES_MAX]; /* f32[SLOTS][members - 1][arrival_elems] */
-    int64_t arrival_elems[STAGES_MAX];
+    Codec *codec;
+    float scale;
+    int first, last;           /* steps */
+    bool direct[STAGES_MAX];   /* the stage's members share the memory of data */
+    float *scales;             /* f32[members of stage 0] */
+    Rows arrivals[STAGES_MAX]; /* [SLOTS][members - 1], f32 or wire */
+    Rows leaving[STAGES_MAX];  /* [SLOTS][owners], wire; of coded stages */
+    Rows results;              /* [RESULT_SLOTS][owners of stage 0, or 1 if only stage 1 is coded], wire */
     /* under way */
     Ticket tickets[2 * STAGES_MAX][SLOTS]; /* of each step's last segments */
     Ticket latest;                         /* the group that was started last */
@@ -41,9 +55,9 @@ static int64_t round_up(int64_t elems, int64_t unit) { return (elems + unit - 1)
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static Slice slice_of(Slice whole, int parts, int i) {
-    int64_t start = chunk_start(whole.elems, parts, i);
-    return (Slice){whole.start + start, chunk_start(whole.elems, parts, i + 1) - start};
+static Slice slice_of(const Cut *cut, Slice whole, int parts, int i) {
+    int64_t offset = cut->offset + whole.start, start = chunk_start(offset, whole.elems, parts, i);
+    return (Slice){whole.start + start, chunk_start(offset, whole.elems, parts, i + 1) - start};
 }
 
 /* Of one owner of stage 0. Whole blocks of CHUNK_ALIGN_ELEMS for each owner of stage 1, so that they share alike. */
@@ -55,11 +69,49 @@ static int64_t segment_elems_of(const Shape *shape, int64_t elems) {
     return least(round_up(most(wanted, SEGMENT_MIN_ELEMS), unit), round_up(part, unit));
 }
 
+/* Segments of a part lie between multiples of segment_elems, counted from the block in which the part begins. */
+static int64_t blocks_start(const Cut *cut, Slice whole) {
+    return whole.start - (cut->offset + whole.start) % CHUNK_ALIGN_ELEMS;
+}
+
+static Cut cut_of(const Shape *shape, int64_t offset, int64_t elems) {
+    Cut cut = {shape, offset, elems, segment_elems_of(shape, elems), 0};
+    for (int i = 0; i < shape->owners[0]; i++) {
+        Slice whole = slice_of(&cut, (Slice){0, elems}, shape->owners[0], i);
+        int64_t span = whole.start + whole.elems - blocks_start(&cut, whole);
+        if (whole.elems > 0)
+            cut.segments = most(cut.segments, (span + cut.segment_elems - 1) / cut.segment_elems);
+    }
+    return cut;
+}
+
 int64_t pipeline_segments(const Shape *shape, int64_t elems) {
-    int64_t part = 0, segment = segment_elems_of(shape, elems);
-    for (int i = 0; i < shape->owners[0]; i++)
-        part = most(part, slice_of((Slice){0, elems}, shape->owners[0], i).elems);
-    return segment > 0 ? (part + segment - 1) / segment : 0;
+    return elems > 0 ? cut_of(shape, 0, elems).segments : 0;
+}
+
+/* Of stage 0. */
+static Slice segment_of(const Cut *cut, int64_t segment, int owner) {
+    Slice whole = slice_of(cut, (Slice){0, cut->elems}, cut->shape->owners[0], owner);
+    int64_t stop = whole.start + whole.elems, blocks = blocks_start(cut, whole);
+    int64_t start = most(whole.start, least(blocks + segment * cut->segment_elems, stop));
+    return (Slice){start, least(blocks + (segment + 1) * cut->segment_elems, stop) - start};
+}
+
+int64_t pipeline_owned(const Shape *shape, const int *owner, int64_t offset, int64_t elems, Slice *slices) {
+    int64_t count = 0;
+    for (int stage = 0; stage < shape->stages; stage++)
+        if (owner[stage] < 0 || owner[stage] >= shape->owners[stage])
+            return 0;
+    Cut cut = cut_of(shape, offset, elems);
+    for (int64_t segment = 0; segment < cut.segments; segment++) {
+        Slice part = segment_of(&cut, segment, owner[0]);
+        if (shape->stages > 1)
+            part = slice_of(&cut, part, shape->owners[1], owner[1]);
+        if (part.elems > 0 && slices)
+            slices[count] = part;
+        count += part.elems > 0;
+    }
+    return count;
 }
 
 static bool takes_part(const Pipeline *self, int stage) { return self->stages[stage].group.self >= 0; }
@@ -69,18 +121,45 @@ static bool owns(const Pipeline *self, int stage) {
 }
 
 static Slice part_of(const Pipeline *self, int stage, int64_t segment, int owner) {
-    if (stage > 0)
-        return slice_of(part_of(self, 0, segment, self->stages[0].group.self), self->stages[stage].owners, owner);
-    Slice whole = slice_of((Slice){0, self->elems}, self->stages[0].owners, owner);
-    int64_t start = least(segment * self->segment_elems, whole.elems);
-    return (Slice){whole.start + start, least(whole.elems - start, self->segment_elems)};
+    Slice part = segment_of(&self->cut, segment, stage == 0 ? owner : self->stages[0].group.self);
+    return stage == 0 ? part : slice_of(&self->cut, part, self->stages[stage].owners, owner);
 }
 
-static float *arrival(const Pipeline *self, int stage, int64_t segment, int member) {
+static Slice own_part(const Pipeline *self, int stage, int64_t segment) {
+    return part_of(self, stage, segment, self->stages[stage].group.self);
+}
+
+static size_t wire_bytes(const Pipeline *self, Slice slice) {
+    return codec_wire_bytes(self->codec, self->cut.offset + slice.start, slice.elems);
+}
+
+static size_t message_bytes(const Pipeline *self, int stage, Slice part) {
+    return self->shape->coded[stage] ? wire_bytes(self, part) : (size_t)part.elems * sizeof(float);
+}
+
+static char *row(Rows rows, int64_t index) { return rows.first + index * (int64_t)rows.row_bytes; }
+
+/* Where a member's values of this rank's part are, after scatter: not of data itself. */
+static char *arrival(const Pipeline *self, int stage, int64_t segment, int member) {
     const Group *group = &self->stages[stage].group;
     int place = member < group->self ? member : member - 1;
-    int64_t row = segment % SLOTS * (self->shape->members[stage] - 1) + place;
-    return self->arrivals[stage] + row * self->arrival_elems[stage];
+    return row(self->arrivals[stage], segment % SLOTS * (self->shape->members[stage] - 1) + place);
+}
+
+/* Of a coded stage: what this rank sends to an owner. */
+static char *leaving(const Pipeline *self, int stage, int64_t segment, int owner) {
+    return row(self->leaving[stage], segment % SLOTS * self->shape->owners[stage] + owner);
+}
+
+/* The result of an owner's part, coded. That of stage 1 lies in its place of that of stage 0. */
+static char *result(const Pipeline *self, int stage, int64_t segment, int owner) {
+    int rows = self->shape->coded[0] ? self->shape->owners[0] : 1;
+    int column = stage == 0 ? owner : self->stages[0].group.self;
+    char *wire = row(self->results, segment % RESULT_SLOTS * rows + (rows > 1 ? column : 0));
+    if (stage == 0)
+        return wire;
+    Slice whole = part_of(self, 0, segment, column), part = part_of(self, stage, segment, owner);
+    return wire + wire_bytes(self, (Slice){whole.start, part.start - whole.start});
 }
 
 static float *at_peer(const Pipeline *self, int stage, int member, int64_t start) {
@@ -89,20 +168,26 @@ static float *at_peer(const Pipeline *self, int stage, int member, int64_t start
 
 /* ---- what travels: every message of a pipeline is named here ---- */
 
+static void label(Pipeline *self, bool coded) {
+    MessageLabel mine = self->transport->label;
+    mine.compressor = coded ? self->codec->compressor->id : 0;
+    transport_label(self->transport, mine);
+}
+
 /* Empty parts do not travel; in shared memory none does, but it counts. */
-static void give(Pipeline *self, int stage, int member, Slice part) {
+static void give(Pipeline *self, int stage, int member, const void *data, Slice part) {
     int peer = self->stages[stage].group.members[member];
-    size_t bytes = (size_t)part.elems * sizeof(float);
+    size_t bytes = message_bytes(self, stage, part);
     if (self->direct[stage])
         transport_count_sent(self->transport, peer, bytes);
     else if (bytes > 0)
-        transport_send(self->transport, peer, self->data + part.start, bytes);
+        transport_send(self->transport, peer, data, bytes);
 }
 
-static void take(Pipeline *self, int stage, int member, float *into, Slice part) {
-    if (!self->direct[stage] && part.elems > 0)
-        transport_recv(self->transport, self->stages[stage].group.members[member], into,
-                       (size_t)part.elems * sizeof(float));
+static void take(Pipeline *self, int stage, int member, void *into, Slice part) {
+    size_t bytes = message_bytes(self, stage, part);
+    if (!self->direct[stage] && bytes > 0)
+        transport_recv(self->transport, self->stages[stage].group.members[member], into, bytes);
 }
 
 static void name_scales(Pipeline *self) {
@@ -117,93 +202,175 @@ static void name_scales(Pipeline *self) {
 
 static void name_scatter(Pipeline *self, int stage, int64_t segment) {
     const Group *group = &self->stages[stage].group;
-    if (stage == 0 && segment == 0)
+    bool coded = self->shape->coded[stage];
+    if (stage == 0 && segment == 0 && !coded)
         name_scales(self);
+    label(self, coded);
     for (int i = 0; i < group->size; i++) {
-        if (i != group->self && i < self->stages[stage].owners)
-            give(self, stage, i, part_of(self, stage, segment, i));
+        if (i != group->self && i < self->stages[stage].owners) {
+            Slice part = part_of(self, stage, segment, i);
+            give(self, stage, i, coded ? (void *)leaving(self, stage, segment, i) : self->data + part.start, part);
+        }
         if (i != group->self && owns(self, stage))
-            take(self, stage, i, arrival(self, stage, segment, i), part_of(self, stage, segment, group->self));
+            take(self, stage, i, arrival(self, stage, segment, i), own_part(self, stage, segment));
     }
+    label(self, false);
 }
 
 static void name_gather(Pipeline *self, int stage, int64_t segment) {
     const Group *group = &self->stages[stage].group;
+    bool coded = self->shape->coded[stage];
+    label(self, coded);
     for (int i = 0; i < group->size; i++) {
-        if (i != group->self && owns(self, stage))
-            give(self, stage, i, part_of(self, stage, segment, group->self));
+        if (i != group->self && owns(self, stage)) {
+            Slice part = own_part(self, stage, segment);
+            give(self, stage, i, coded ? (void *)result(self, stage, segment, group->self) : self->data + part.start,
+                 part);
+        }
         if (i != group->self && i < self->stages[stage].owners) {
             Slice part = part_of(self, stage, segment, i);
-            take(self, stage, i, self->data + part.start, part);
+            take(self, stage, i, coded ? (void *)result(self, stage, segment, i) : self->data + part.start, part);
         }
     }
+    label(self, false);
 }
 
-/* In shared memory: each owner has written its last. */
-static Status name_done(Pipeline *self) {
+/* In shared memory. Each member tells the owners that they may write to its data, and each owner tells the members
+ * that it has done so. */
+static Status name_permission(Pipeline *self, bool owners_speak) {
     const Group *group = &self->stages[0].group;
     transport_group_begin(self->transport);
     for (int i = 0; i < group->size; i++) {
-        if (i != group->self && owns(self, 0))
+        bool to_me = i < self->stages[0].owners, to_it = owns(self, 0);
+        if (i != group->self && (owners_speak ? to_it : to_me))
             transport_send(self->transport, group->members[i], NULL, 0);
-        if (i != group->self && i < self->stages[0].owners)
+        if (i != group->self && (owners_speak ? to_me : to_it))
             transport_recv(self->transport, group->members[i], NULL, 0);
     }
     return transport_group_end(self->transport);
 }
 
-/* ---- what is added and copied: in blocks, looking at the transport now and then ---- */
+/* ---- what is added, coded and copied: in blocks, looking at the transport now and then ---- */
 
-static Status poll(Pipeline *self, int64_t block) {
+typedef struct Block {
+    int64_t start, elems; /* of data */
+    int64_t done;         /* elements of the part before it */
+    size_t wire_done;     /* bytes of the part's wire form before it */
+    int64_t count;        /* blocks so far, this one included */
+} Block;
+
+/* The next block of a part; false: there is none. Blocks end at multiples of BLOCK_ELEMS, or of CHUNK_ALIGN_ELEMS where
+ * they are coded, of the flat gradient. */
+static bool next_block(const Pipeline *self, Slice part, bool coded, Block *block) {
+    if (block->count > 0 && coded)
+        block->wire_done += wire_bytes(self, (Slice){block->start, block->elems});
+    int64_t start = block->count > 0 ? block->start + block->elems : part.start;
+    int64_t size = coded ? CHUNK_ALIGN_ELEMS : BLOCK_ELEMS, stop = part.start + part.elems;
+    block->start = start;
+    block->elems = least(size - (self->cut.offset + start) % size, stop - start);
+    block->done = start - part.start;
+    block->count++;
+    return start < stop;
+}
+
+static Status poll(Pipeline *self, const Block *block) {
     bool complete;
-    if (self->latest && block % BLOCKS_PER_POLL == BLOCKS_PER_POLL - 1)
+    if (self->latest && block->count % BLOCKS_PER_POLL == 0)
         return transport_group_test(self->transport, self->latest, &complete);
     return OK;
 }
 
-/* A member's values of a block that begins `offset` into this rank's part. */
-static const float *values_of(const Pipeline *self, int stage, int64_t segment, int member, int64_t start,
-                              int64_t offset) {
-    if (member == self->stages[stage].group.self)
-        return self->data + start;
-    return self->direct[stage] ? at_peer(self, stage, member, start) : arrival(self, stage, segment, member) + offset;
-}
+static CodecHop hop_of(int stage) { return stage == 0 ? HOP_FIRST : HOP_SECOND; }
 
-static void sum_block(const Pipeline *self, int stage, int64_t segment, int64_t start, int64_t offset, int64_t elems,
-                      float *sum) {
-    for (int i = 0; i < self->stages[stage].group.size; i++) {
-        const float *values = values_of(self, stage, segment, i, start, offset);
-        float scale = stage == 0 ? self->scales[i] : 1;
-        if (i == 0)
-            vector_set_scaled(sum, scale, values, elems);
-        else
-            vector_add_scaled(sum, scale, values, elems);
+/* A coded stage's values, each owner's part, the own one too. */
+static Status encode(Pipeline *self, int stage, int64_t segment) {
+    for (int i = 0; i < self->stages[stage].owners; i++) {
+        Slice part = part_of(self, stage, segment, i);
+        char *wire = leaving(self, stage, segment, i);
+        for (Block block = {0}; next_block(self, part, true, &block);) {
+            codec_encode(self->codec, hop_of(stage), self->cut.offset + block.start, block.elems,
+                         self->data + block.start, stage == 0 ? self->scale : 1, wire + block.wire_done);
+            TRY(poll(self, &block));
+        }
     }
+    return OK;
 }
 
-static void spread_block(const Pipeline *self, int stage, const float *sum, int64_t start, int64_t elems) {
+static Status decode(Pipeline *self, const char *wire, Slice part) {
+    for (Block block = {0}; next_block(self, part, true, &block);) {
+        codec_decode(self->codec, self->cut.offset + block.start, block.elems, wire + block.wire_done,
+                     self->data + block.start);
+        TRY(poll(self, &block));
+    }
+    return OK;
+}
+
+/* What a coded stage's gather brought. */
+static Status decode_results(Pipeline *self, int stage, int64_t segment) {
+    const Stage *at = &self->stages[stage];
+    for (int i = 0; takes_part(self, stage) && i < at->owners; i++)
+        if (i != at->group.self)
+            TRY(decode(self, result(self, stage, segment, i), part_of(self, stage, segment, i)));
+    return OK;
+}
+
+static void add_coded(const Pipeline *self, int stage, int64_t segment, int member, const Block *block, float *sum) {
+    int own = self->stages[stage].group.self;
+    const char *wire = member == own ? leaving(self, stage, segment, own) : arrival(self, stage, segment, member);
+    int64_t offset = self->cut.offset + block->start;
+    if (member == 0)
+        codec_decode(self->codec, offset, block->elems, wire + block->wire_done, sum);
+    else
+        codec_decode_add(self->codec, offset, block->elems, wire + block->wire_done, sum);
+}
+
+static void add_plain(const Pipeline *self, int stage, int64_t segment, int member, const Block *block, float *sum) {
+    const float *values = self->data + block->start;
+    if (member != self->stages[stage].group.self)
+        values = self->direct[stage] ? at_peer(self, stage, member, block->start)
+                                     : (const float *)(void *)arrival(self, stage, segment, member) + block->done;
+    float scale = stage == 0 ? self->scales[member] : 1;
+    if (member == 0)
+        vector_set_scaled(sum, scale, values, block->elems);
+    else
+        vector_add_scaled(sum, scale, values, block->elems);
+}
+
+static void spread_block(const Pipeline *self, int stage, const float *sum, const Block *block) {
     for (int i = 0; i < self->stages[stage].group.size; i++)
         if (i != self->stages[stage].group.self)
-            memcpy(at_peer(self, stage, i, start), sum, (size_t)elems * sizeof(float));
+            memcpy(at_peer(self, stage, i, block->start), sum, (size_t)block->elems * sizeof(float));
 }
+
+static bool is_last(const Pipeline *self, int stage) { return stage == self->shape->stages - 1; }
 
 /* The last stage's sum goes to shared memory while it is in the cache: then gather has nothing left to do. */
 static bool spreads_at_once(const Pipeline *self, int stage) {
-    return self->direct[stage] && stage == self->shape->stages - 1;
+    return self->direct[stage] && is_last(self, stage) && self->first == 0 && self->last == 2 * self->shape->stages;
+}
+
+/* The owner goes on with what everybody else will decode. */
+static void code_result(const Pipeline *self, int stage, int64_t segment, const Block *block, float *sum) {
+    char *wire = result(self, stage, segment, self->stages[stage].group.self) + block->wire_done;
+    int64_t offset = self->cut.offset + block->start;
+    codec_encode(self->codec, HOP_RESULT, offset, block->elems, sum, 1, wire);
+    codec_decode(self->codec, offset, block->elems, wire, sum);
 }
 
 static Status sum(Pipeline *self, int stage, int64_t segment) {
     if (!owns(self, stage))
         return OK;
-    Slice part = part_of(self, stage, segment, self->stages[stage].group.self);
-    float block_sum[BLOCK_ELEMS];
-    for (int64_t at = 0; at < part.elems; at += BLOCK_ELEMS) {
-        int64_t elems = least(part.elems - at, BLOCK_ELEMS), start = part.start + at;
-        sum_block(self, stage, segment, start, at, elems, block_sum);
-        memcpy(self->data + start, block_sum, (size_t)elems * sizeof(float));
+    bool coded = self->shape->coded[stage], gathers = self->last > self->shape->stages;
+    float block_sum[CHUNK_ALIGN_ELEMS];
+    for (Block block = {0}; next_block(self, own_part(self, stage, segment), coded, &block);) {
+        for (int i = 0; i < self->stages[stage].group.size; i++)
+            (coded ? add_coded : add_plain)(self, stage, segment, i, &block, block_sum);
+        if (coded && is_last(self, stage) && gathers)
+            code_result(self, stage, segment, &block, block_sum);
+        memcpy(self->data + block.start, block_sum, (size_t)block.elems * sizeof(float));
         if (spreads_at_once(self, stage))
-            spread_block(self, stage, block_sum, start, elems);
-        TRY(poll(self, at / BLOCK_ELEMS));
+            spread_block(self, stage, block_sum, &block);
+        TRY(poll(self, &block));
     }
     return OK;
 }
@@ -211,11 +378,9 @@ static Status sum(Pipeline *self, int stage, int64_t segment) {
 static Status spread(Pipeline *self, int stage, int64_t segment) {
     if (!owns(self, stage) || !self->direct[stage] || spreads_at_once(self, stage))
         return OK;
-    Slice part = part_of(self, stage, segment, self->stages[stage].group.self);
-    for (int64_t at = 0; at < part.elems; at += BLOCK_ELEMS) {
-        int64_t elems = least(part.elems - at, BLOCK_ELEMS), start = part.start + at;
-        spread_block(self, stage, self->data + start, start, elems);
-        TRY(poll(self, at / BLOCK_ELEMS));
+    for (Block block = {0}; next_block(self, own_part(self, stage, segment), false, &block);) {
+        spread_block(self, stage, self->data + block.start, &block);
+        TRY(poll(self, &block));
     }
     return OK;
 }
@@ -228,18 +393,27 @@ static Status wait_for(Pipeline *self, Ticket ticket) {
     return transport_group_wait(self->transport, ticket);
 }
 
-/* Steps 0..stages-1 scatter, the others gather, from the last stage back to the first. Each waits for the segment's
- * step before, and sums what that brought; one more only waits. */
+/* What the segment's step before has brought. */
+static Status complete(Pipeline *self, int index, int64_t segment) {
+    int stages = self->shape->stages;
+    TRY(wait_for(self, self->tickets[index][segment % SLOTS]));
+    if (index < stages)
+        return sum(self, index, segment);
+    int stage = 2 * stages - 1 - index;
+    return self->shape->coded[stage] ? decode_results(self, stage, segment) : OK;
+}
+
+/* Steps 0..stages-1 scatter, the others gather, from the last stage back to the first; one more only completes. */
 static Status step(Pipeline *self, int index, int64_t segment) {
     int stages = self->shape->stages, stage = index < stages ? index : 2 * stages - 1 - index;
-    if (index > 0)
-        TRY(wait_for(self, self->tickets[index - 1][segment % SLOTS]));
-    if (index > 0 && index <= stages)
-        TRY(sum(self, index - 1, segment));
-    if (index == 2 * stages)
+    if (index > self->first)
+        TRY(complete(self, index - 1, segment));
+    if (index == self->last)
         return OK;
     if (index >= stages)
         TRY(spread(self, stage, segment));
+    else if (takes_part(self, stage) && self->shape->coded[stage])
+        TRY(encode(self, stage, segment));
     transport_group_begin(self->transport);
     if (takes_part(self, stage) && index < stages)
         name_scatter(self, stage, segment);
@@ -257,48 +431,73 @@ static bool shares_memory(const Pipeline *self, int stage) {
     return true;
 }
 
-static int64_t arrival_elems_of(const Shape *shape, int stage, int64_t segment_elems) {
-    return stage == 0 ? segment_elems : segment_elems / shape->owners[stage];
+/* Hands scratch out, or only counts, in f32 values. */
+typedef struct Carver {
+    float *at; /* NULL: counts */
+    int64_t elems;
+} Carver;
+
+static Rows carve_rows(Carver *carver, int64_t rows, size_t row_bytes) {
+    size_t padded = (row_bytes + 63) / 64 * 64;
+    Rows result = {carver->at ? (char *)(carver->at + carver->elems) : NULL, padded};
+    carver->elems += rows * (int64_t)(padded / sizeof(float));
+    return result;
 }
 
-int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems) {
+static void carve(Pipeline *self, Carver *carver) {
+    const Shape *shape = self->shape;
+    self->scales = (float *)(void *)carve_rows(carver, 1, (size_t)shape->members[0] * sizeof(float)).first;
+    bool any_coded = false;
+    for (int stage = 0; stage < shape->stages; stage++) {
+        int64_t elems = self->cut.segment_elems;
+        if (stage > 0)
+            elems = round_up(elems / shape->owners[stage], CHUNK_ALIGN_ELEMS);
+        size_t bytes = (size_t)elems * sizeof(float);
+        if (shape->coded[stage])
+            bytes = codec_wire_bytes_max(self->codec, elems);
+        self->arrivals[stage] = carve_rows(carver, SLOTS * (shape->members[stage] - 1), bytes);
+        if (shape->coded[stage])
+            self->leaving[stage] = carve_rows(carver, SLOTS * shape->owners[stage], bytes);
+        any_coded |= shape->coded[stage];
+    }
+    if (any_coded)
+        self->results = carve_rows(carver, RESULT_SLOTS * (shape->coded[0] ? shape->owners[0] : 1),
+                                   codec_wire_bytes_max(self->codec, self->cut.segment_elems));
+}
+
+int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems, const Codec *codec) {
     if (shape->stages == 0)
         return 0;
-    int64_t segment = segment_elems_of(shape, elems), total = round_up(shape->members[0], 16);
-    for (int stage = 0; stage < shape->stages; stage++)
-        total += SLOTS * (shape->members[stage] - 1) * arrival_elems_of(shape, stage, segment);
-    return total;
+    Pipeline self = {.shape = shape, .codec = (Codec *)codec, .cut = cut_of(shape, 0, elems)};
+    Carver carver = {0};
+    carve(&self, &carver);
+    return carver.elems;
 }
 
-static void carve(Pipeline *self, float scale, float *scratch) {
-    self->scales = scratch;
-    scratch += round_up(self->shape->members[0], 16);
-    for (int stage = 0; stage < self->shape->stages; stage++) {
-        self->arrival_elems[stage] = arrival_elems_of(self->shape, stage, self->segment_elems);
-        self->arrivals[stage] = scratch;
-        scratch += SLOTS * (self->shape->members[stage] - 1) * self->arrival_elems[stage];
-    }
-    self->scales[self->stages[0].group.self] = scale;
-    self->direct[0] = shares_memory(self, 0); /* stage 1 stands between nodes */
-}
-
-Status pipeline_run(const Shape *shape, const Stage *stages, float *data, int64_t elems, float scale, float *scratch) {
-    if (shape->stages == 0)
-        vector_scale(data, elems, scale);
-    if (shape->stages == 0 || elems == 0)
+Status pipeline_run(const Shape *shape, const Stage *stages, const Payload *payload, PipelinePart part) {
+    if (shape->stages == 0 && part != PIPELINE_ALL_GATHER)
+        vector_scale(payload->data, payload->elems, payload->scale);
+    if (shape->stages == 0 || payload->elems == 0)
         return OK;
     Pipeline self = {.transport = stages[0].group.transport,
-                     .shape = shape,
                      .stages = stages,
-                     .data = data,
-                     .elems = elems,
-                     .segment_elems = segment_elems_of(shape, elems),
-                     .segments = pipeline_segments(shape, elems)};
-    carve(&self, scale, scratch);
-    int steps = 2 * shape->stages + 1;
-    for (int64_t tick = 0; tick < self.segments + steps - 1; tick++)
+                     .shape = shape,
+                     .cut = cut_of(shape, payload->offset, payload->elems),
+                     .data = payload->data,
+                     .codec = payload->codec,
+                     .scale = payload->scale,
+                     .first = part == PIPELINE_ALL_GATHER ? shape->stages : 0,
+                     .last = part == PIPELINE_REDUCE_SCATTER ? shape->stages : 2 * shape->stages};
+    Carver carver = {payload->scratch, 0};
+    carve(&self, &carver);
+    self.scales[stages[0].group.self] = payload->scale;
+    self.direct[0] = !shape->coded[0] && shares_memory(&self, 0); /* stage 1 stands between nodes */
+    if (self.direct[0] && part == PIPELINE_ALL_GATHER)
+        TRY(name_permission(&self, false));
+    int steps = self.last - self.first + 1;
+    for (int64_t tick = 0; tick < self.cut.segments + steps - 1; tick++)
         for (int index = 0; index < steps; index++)
-            if (tick >= index && tick - index < self.segments)
-                TRY(step(&self, index, tick - index));
-    return self.direct[0] ? name_done(&self) : OK;
+            if (tick >= index && tick - index < self.cut.segments)
+                TRY(step(&self, self.first + index, tick - index));
+    return self.direct[0] ? name_permission(&self, true) : OK;
 }

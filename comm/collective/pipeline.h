@@ -19,6 +19,12 @@
  * reads its part there, and writes the sum there. Only two messages per pair remain, one that says "mine is there" and
  * one that says "yours is done". In the first stage the former carries the member's scale, which costs no pass then.
  *
+ * With a codec, the messages of a coded stage carry its wire form. Each value is then quantised once per coded stage
+ * on its way to the owner, the owner's own value too, and once more when it is summed up in the last stage; that last
+ * wire form is what everybody decodes, the owner included, and what an earlier coded stage passes on as it is.
+ *
+ *     g -> C(g + e) -> sum of decoded -> C(sum + e) -> decoded: the result, the same bits everywhere
+ *
  * The sum of an element depends on the stages' groups and orders alone: not on elems, segments or messages. */
 #ifndef COMM_COLLECTIVE_PIPELINE_H
 #define COMM_COLLECTIVE_PIPELINE_H
@@ -32,6 +38,7 @@ typedef struct Shape {
     int stages;              /* 0: nobody to reduce with */
     int members[STAGES_MAX]; /* the most that a stage's group has on any rank */
     int owners[STAGES_MAX];  /* the first so many members */
+    bool coded[STAGES_MAX];  /* its messages are compressed; then a later stage's are too */
 } Shape;
 
 /* A stage as this rank sees it. */
@@ -40,13 +47,20 @@ typedef struct Stage {
     int owners;
 } Stage;
 
+/* Which of it is run: everything, or one of the halves of collective.h. */
+typedef enum PipelinePart { PIPELINE_ALL, PIPELINE_REDUCE_SCATTER, PIPELINE_ALL_GATHER } PipelinePart;
+
 /* f32 values of scratch that pipeline_run needs: enough for messages everywhere. */
-int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems);
+int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems, const Codec *codec);
 
 /* stages Stage[shape->stages]. */
-Status pipeline_run(const Shape *shape, const Stage *stages, float *data, int64_t elems, float scale, float *scratch);
+Status pipeline_run(const Shape *shape, const Stage *stages, const Payload *payload, PipelinePart part);
 
-/* Segments that elems are cut into. */
+/* What this rank owns of the last stage, in rising order; see Collective.owned. owner: its place in each stage's group,
+ * -1 where it owns nothing. */
+int64_t pipeline_owned(const Shape *shape, const int *owner, int64_t offset, int64_t elems, Slice *slices);
+
+/* Segments that elems are cut into, at most. */
 int64_t pipeline_segments(const Shape *shape, int64_t elems);
 
 #endif

@@ -15,13 +15,14 @@
 #include "comm/collective/pipeline.h"
 #include "comm/collective/topology.h"
 
-static Shape shape_of(const Group *group) {
-    return (Shape){.stages = group->size > 1, .members = {group->size}, .owners = {group->size}};
+static Shape shape_of(const Group *group, const Codec *codec) {
+    bool coded = codec && (codec->every_hop || topology_of(group).nodes > 1);
+    return (Shape){.stages = group->size > 1, .members = {group->size}, .owners = {group->size}, .coded = {coded}};
 }
 
-static int64_t reduce_scatter_scratch_elems(const Group *group, int64_t elems) {
-    Shape shape = shape_of(group);
-    return pipeline_scratch_elems(&shape, elems);
+static int64_t reduce_scatter_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
+    Shape shape = shape_of(group, codec);
+    return pipeline_scratch_elems(&shape, elems, codec);
 }
 
 static double reduce_scatter_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
@@ -38,13 +39,31 @@ static double reduce_scatter_predict_s(const Group *group, int64_t elems, const 
     return 2 * cost_step_s(costs, (topology.largest - 1) * S / N, nic) + adds_s;
 }
 
-static Status reduce_scatter_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
-    Shape shape = shape_of(group);
+static Status run(const Group *group, const Payload *payload, PipelinePart part) {
+    Shape shape = shape_of(group, payload->codec);
     Stage stage = {*group, group->size};
-    return pipeline_run(&shape, &stage, data, elems, scale, scratch);
+    return pipeline_run(&shape, &stage, payload, part);
+}
+
+static Status reduce_scatter_allreduce(const Group *group, const Payload *payload) {
+    return run(group, payload, PIPELINE_ALL);
+}
+static Status reduce_scatter_reduce_scatter(const Group *group, const Payload *payload) {
+    return run(group, payload, PIPELINE_REDUCE_SCATTER);
+}
+static Status reduce_scatter_all_gather(const Group *group, const Payload *payload) {
+    return run(group, payload, PIPELINE_ALL_GATHER);
+}
+static int64_t reduce_scatter_owned(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices) {
+    Shape shape = shape_of(group, NULL);
+    return pipeline_owned(&shape, &member, offset, elems, slices);
 }
 
 const Collective collective_reduce_scatter = {.name = "reduce_scatter",
+                                              .compresses = true,
                                               .scratch_elems = reduce_scatter_scratch_elems,
                                               .predict_s = reduce_scatter_predict_s,
-                                              .allreduce = reduce_scatter_allreduce};
+                                              .allreduce = reduce_scatter_allreduce,
+                                              .reduce_scatter = reduce_scatter_reduce_scatter,
+                                              .all_gather = reduce_scatter_all_gather,
+                                              .owned = reduce_scatter_owned};

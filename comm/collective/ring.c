@@ -23,8 +23,8 @@ typedef struct Chunk {
 
 static Chunk chunk_of(const Group *group, float *data, int64_t elems, int index) {
     int c = (index % group->size + group->size) % group->size;
-    int64_t start = chunk_start(elems, group->size, c);
-    return (Chunk){data + start, chunk_start(elems, group->size, c + 1) - start};
+    int64_t start = chunk_start(0, elems, group->size, c);
+    return (Chunk){data + start, chunk_start(0, elems, group->size, c + 1) - start};
 }
 
 static int next_of(const Group *group, int member, int step) {
@@ -57,8 +57,8 @@ static Status gather_step(const Group *group, Chunk out, Chunk in) {
     return transport_group_end(transport);
 }
 
-static int64_t ring_scratch_elems(const Group *group, int64_t elems) {
-    (void)group;
+static int64_t ring_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
+    (void)group, (void)codec;
     return exchange_scratch_elems(elems);
 }
 
@@ -67,7 +67,9 @@ static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts 
     return steps > 0 ? steps * (2 * cost_shift_s(group, costs, next_of, 0, chunk) + chunk * costs->add_s_per_byte) : 0;
 }
 
-static Status ring_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+static Status ring_allreduce(const Group *group, const Payload *payload) {
+    float *data = payload->data, *scratch = payload->scratch, scale = payload->scale;
+    int64_t elems = payload->elems;
     int self = group->self, steps = group->size - 1;
     if (steps == 0)
         vector_scale(data, elems, scale);

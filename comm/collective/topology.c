@@ -31,3 +31,10 @@ Topology topology_of(const Group *group) {
     }
     return topology;
 }
+
+int node_index(const Group *group, int member) {
+    int nodes = 0;
+    for (int i = 0; i < group->size && !same_node(group, i, member); i++)
+        nodes += place_in_node(group, i) == 0;
+    return nodes;
+}

@@ -15,5 +15,6 @@ Topology topology_of(const Group *group); /* O(size^2) */
 bool same_node(const Group *group, int member, int other);
 int place_in_node(const Group *group, int member); /* members of its node that stand before it */
 int members_of_node(const Group *group, int member);
+int node_index(const Group *group, int member); /* of its node */
 
 #endif

@@ -108,7 +108,7 @@ static Status doubling(const Group *group, float *data, int64_t elems, float sca
 }
 
 static Range half_of(Range range, int which) {
-    int64_t middle = range.start + chunk_start(range.end - range.start, 2, 1);
+    int64_t middle = range.start + chunk_start(0, range.end - range.start, 2, 1);
     return which ? (Range){middle, range.end} : (Range){range.start, middle};
 }
 
@@ -149,12 +149,14 @@ static Status halving_doubling(const Group *group, float *data, int64_t elems, f
 
 /* ---- the collective ---- */
 
-static int64_t tree_scratch_elems(const Group *group, int64_t elems) {
-    (void)group;
+static int64_t tree_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
+    (void)group, (void)codec;
     return exchange_scratch_elems(elems);
 }
 
-static Status tree_allreduce(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+static Status tree_allreduce(const Group *group, const Payload *payload) {
+    float *data = payload->data, *scratch = payload->scratch, scale = payload->scale;
+    int64_t elems = payload->elems;
     if (elems == 0)
         return OK;
     int role = folds(group, group->self);
