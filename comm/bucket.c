@@ -12,11 +12,17 @@ static int layer_end(const ParamTable *table, int first) {
     return end;
 }
 
+enum { ALIGN_ELEMS = 4096 }; /* a compressor's largest block */
+
 /* Appends slices of at most `max` elements that cover [offset, end). Without an array it only counts. */
 static void add_slices(Bucket *buckets, int *count, int64_t offset, int64_t end, int64_t max) {
-    for (; offset < end; offset += max, (*count)++)
+    for (int64_t stop; offset < end; offset = stop, (*count)++) {
+        stop = offset + max < end ? offset + max : end;
+        if (stop < end && max >= ALIGN_ELEMS)
+            stop -= stop % ALIGN_ELEMS;
         if (buckets)
-            buckets[*count] = (Bucket){.offset = offset, .elems = end - offset < max ? end - offset : max};
+            buckets[*count] = (Bucket){.offset = offset, .elems = stop - offset};
+    }
 }
 
 /* A layer that is larger than a bucket: whole tensors while they fit, slices of a tensor that does not. Covers
@@ -49,6 +55,7 @@ static int cut(const ParamTable *table, int64_t max, Bucket *buckets) {
         int64_t layer_start = table->gradients[first].offset;
         int64_t layer_stop = table->gradients[end - 1].offset + table->gradients[end - 1].elems;
         bool last = end == table->gradient_count;
+        bool alone = first == 0 && table->gradients[0].layer < 0 && !table->gradients[0].dense;
         if (open < layer_start && (last || layer_stop - layer_start > max)) { /* what is open leaves alone */
             add_slices(buckets, &count, open, layer_start, layer_start - open);
             open = layer_start;
@@ -56,7 +63,7 @@ static int cut(const ParamTable *table, int64_t max, Bucket *buckets) {
         if (layer_stop - layer_start > max) {
             add_large_layer(buckets, &count, table, first, end, max);
             open = layer_stop;
-        } else if (last || layer_stop - open >= max) {
+        } else if (last || alone || layer_stop - open >= max) {
             add_slices(buckets, &count, open, layer_stop, layer_stop - open);
             open = layer_stop;
         }

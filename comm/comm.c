@@ -14,6 +14,8 @@
 enum { LINE_BYTES = 1024 };
 
 const char comm_algorithms[] = "auto|naive|native|ring|tree|reduce_scatter|hierarchical";
+const char comm_compressors[] = "none|bf16|int8|int4|topk";
+const char comm_requantisations[] = "no|ring";
 
 const Option comm_options[] = {
     {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop",
@@ -34,6 +36,22 @@ const Option comm_options[] = {
      .help = "steps between comparisons of the ranks' parameters; 0: never"},
     {"timeout_s", OPTION_INT, offsetof(CommConfig, timeout_s), "300", 1, 1e6,
      .help = "a rank that waits longer for another one gives up"},
+    {"compress", OPTION_CHOICE, offsetof(CommConfig, compress), "none", .choices = comm_compressors,
+     .help = "what gradients travel as, instead of f32"},
+    {"compress_scope", OPTION_CHOICE, offsetof(CommConfig, compress_scope), "between", .choices = "between|all",
+     .help = "between nodes only, or on every hop"},
+    {"topk_density", OPTION_FLOAT, offsetof(CommConfig, topk_density), "0.01", 1e-4, 0.5,
+     .help = "topk: share of the values that travel"},
+    {"topk_values", OPTION_CHOICE, offsetof(CommConfig, topk_values), "f32", .choices = "f32|bf16",
+     .help = "topk: what they travel as"},
+    {"error_feedback", OPTION_BOOL, offsetof(CommConfig, error_feedback), "yes",
+     .help = "add what a quantisation dropped to the next step's gradient"},
+    {"requantise", OPTION_CHOICE, offsetof(CommConfig, requantise), "no", .choices = comm_requantisations,
+     .help = "ring: quantise sums at each hop of a ring, a baseline to compare with"},
+    {"warmup_steps", OPTION_INT, offsetof(CommConfig, warmup_steps), "0", 0, 1e12,
+     .help = "steps before compression begins"},
+    {"split_embedding", OPTION_BOOL, offsetof(CommConfig, split_embedding), "yes",
+     .help = "send the head's gradient of the tied embedding first and the lookup's rows last"},
 };
 const int comm_option_count = sizeof comm_options / sizeof *comm_options;
 
@@ -160,17 +178,7 @@ static Status run_small(Comm *comm, EngineJob *job, SmallJob small) {
 
 static Status gather_job(void *argument) {
     const SmallJob *job = argument;
-    Transport *transport = job->transport;
-    char *all = job->data;
-    memcpy(all + (size_t)transport->rank * job->bytes, job->mine, job->bytes);
-    transport_group_begin(transport);
-    for (int i = 1; i < transport->ranks; i++) {
-        int to = (transport->rank + i) % transport->ranks;
-        int from = (transport->rank + transport->ranks - i) % transport->ranks;
-        transport_send(transport, to, job->mine, job->bytes);
-        transport_recv(transport, from, all + (size_t)from * job->bytes, job->bytes);
-    }
-    return transport_group_end(transport);
+    return transport_all_gather(job->transport, job->mine, job->data, job->bytes);
 }
 
 Status comm_gather(Comm *comm, const void *mine, void *all, size_t bytes) {

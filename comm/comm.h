@@ -29,6 +29,14 @@ typedef struct CommConfig {
     bool calibrate;         /* measure the links at the start, for the predictions */
     int64_t verify_every;   /* every so many steps all ranks compare a hash of their parameters; 0: never */
     int64_t timeout_s;      /* a rank that waits longer for another one gives up, naming it */
+    int compress;           /* none, or the name of a compressor (comm/compress/compressor.h) */
+    int compress_scope;     /* between nodes only, or all: on every hop */
+    double topk_density;    /* topk: share of values that travel */
+    int topk_values;        /* f32|bf16 */
+    bool error_feedback;    /* what a quantisation drops is added to the next step's */
+    int requantise;         /* no|ring: the baseline that quantises at each hop of a ring, to show why not */
+    int64_t warmup_steps;   /* dense ones, before compression begins */
+    bool split_embedding;   /* the tied embedding has two gradients: the head's leaves first, the lookup's is small */
 } CommConfig;
 
 typedef struct LoopConfig {
@@ -92,40 +100,109 @@ Status comm_verify(Comm *comm, const void *data, size_t bytes, const char *what)
  * The flat gradient is cut into buckets of whole layers, in the order in which backward finishes them. The comm
  * thread takes bucket after bucket, each as soon as all of it is marked ready, and leaves the mean over ranks in its
  * place: a picture is in docs/comm.md. The cut and the order are the same on every rank (compared by hash at the
- * start), whatever the order of marks. */
+ * start), whatever the order of marks.
+ *
+ *     sync_forward_begin(tokens)   token ids travel; sharded parameters are gathered
+ *       forward                    sync_need(gradient): waits until those parameters are here
+ *     sync_forward_end
+ *     sync_begin
+ *       backward                   sync_mark_ready(gradient)
+ *     sync_wait                    every gradient is the mean
+ *       update
+ *     sync_commit                  unless the step was skipped
+ *
+ * Between a begin and its end no other call of this Comm is allowed. With gradient accumulation sync_forward_* stand
+ * round the first micro-step's forward, and only the last micro-step's backward communicates. Without a split
+ * embedding and without shards sync_forward_* may be left out. */
 typedef struct Sync Sync;
 
+/* What is synchronised; arrays are borrowed. */
+typedef struct SyncSetup {
+    const ParamTable *table;
+    float *grads;  /* f32[table->elems], from comm_memory() */
+    bool sharded;  /* ZeRO-1 (Rajbhandari et al., 2020): each rank gets the mean of its shard only, updates that, and
+                    * the parameters are gathered under the next forward pass */
+    float *params; /* f32[table->elems], from comm_memory(); only if sharded */
+    /* Split embedding: gradients[0] is the head's, f32[>= vocab][channels], and sync_lookup() tells where the lookup's
+     * belongs. vocab 0: the embedding has one gradient. */
+    int vocab, channels;
+    int64_t tokens; /* that a rank looks up in a step, at most */
+} SyncSetup;
+
 typedef struct SyncStats { /* of the last step, this rank; bytes as counted at the transport */
-    double comm_ms;         /* at least one bucket was in flight */
-    double comm_exposed_ms; /* how long sync_wait waited: the part not covered by compute */
+    double comm_ms;         /* at least one bucket was in flight, gathering of parameters included */
+    double comm_exposed_ms; /* how long sync_wait and sync_need waited: the part not covered by compute */
+    double compress_error;  /* squared error over squared value of what this rank quantised, a sample; NaN: nothing */
     int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
 } SyncStats;
 
 /* One bucket of the last step; times in ms since sync_begin. */
 typedef struct BucketStats {
-    int64_t offset, elems; /* of the flat gradient */
+    int64_t offset, elems; /* of the flat gradient; of the lookup's rows, which are the last bucket: 0 and their size */
     double ready_ms;       /* its last gradient was marked */
     double start_ms, done_ms; /* in flight between these */
     double exposed_ms;     /* of that, while sync_wait waited */
     double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */
 } BucketStats;
 
-/* grads f32[table->elems], from comm_memory(); table and grads are borrowed. */
-Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const ParamTable *table, float *grads);
+/* BAD_INPUT when the configuration asks for what does not go together. */
+Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL */
 
-const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, buckets, overlap */
+const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, wire, buckets, overlap */
 
-/* The backward whose gradients will be marked begins: with gradient accumulation the last micro-step's. Until
- * sync_wait no other call of this Comm is allowed. */
+/* Another plan between two steps: bucket size, algorithm. Residuals stay with their places. Not with shards. */
+Status sync_replan(Sync *sync, const CommConfig *config);
+
+/* The step begins: tokens i32[count] is all that this rank looks up in it. */
+void sync_forward_begin(Sync *sync, const int *tokens, int64_t count);
+
+/* A NeedFn for the model: returns when that gradient's parameters are here. After a failure it returns at once, and
+ * sync_forward_end tells. */
+void sync_need(void *sync, int gradient);
+Status sync_forward_end(Sync *sync);
+
+/* Until the next sync_forward_begin: the gradient of token t's lookup belongs to rows[slot_of_token[t]], f32[channels]
+ * each. rows NULL: to gradients[0], which then is final last. */
+typedef struct SyncLookup {
+    float *rows;
+    const int *slot_of_token;
+} SyncLookup;
+SyncLookup sync_lookup(const Sync *sync);
+
+/* The backward whose gradients will be marked begins. */
 void sync_begin(Sync *sync);
 
 /* A ReadyFn for gpt2_backward: user is the Sync. Not collective; any thread. Each gradient once per step. */
 void sync_mark_ready(void *sync, int gradient);
 
-/* Returns when every gradient holds the mean over ranks: identical bits on every rank. FAULT naming the gradient
- * when one was not marked. */
+/* This rank's gradient counts with that weight in the next step, instead of 1/ranks: its share of the step's tokens.
+ * Weights add up to 1. */
+void sync_weight(Sync *sync, double weight);
+
+/* Returns when every gradient (of a sharded one: this rank's shard) holds the mean over ranks: identical bits on every
+ * rank. FAULT naming the gradient when one was not marked. */
 Status sync_wait(Sync *sync);
+
+/* The parameters were updated with what sync_wait left: new residuals become current, and sharded parameters will be
+ * gathered. Without this call the step has changed nothing. */
+void sync_commit(Sync *sync);
+
+/* What `rank` owns; NULL when the sync is not sharded. */
+const Shard *sync_shard(const Sync *sync, int rank);
+
+/* Collective: returns when the parameters are whole on every rank, for whoever reads them outside of a step. */
+Status sync_gather_params(Sync *sync);
+
+/* Steps done before, by a run that is resumed: compression begins after warmup_steps. */
+void sync_resume(Sync *sync, int64_t step);
+
+/* Residuals for a checkpoint: rank 0 reads or gives array i, f32[table->elems], of sync_residuals(); elsewhere data is
+ * not used. Collective. */
+int sync_residuals(const Sync *sync);
+const char *sync_residual_name(const Sync *sync, int i, char name[32]);
+Status sync_residual_fetch(Sync *sync, int i, float *data);
+Status sync_residual_restore(Sync *sync, int i, const float *data);
 
 SyncStats sync_stats(const Sync *sync);
 int sync_bucket_count(const Sync *sync);                   /* 0 with one rank */

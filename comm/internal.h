@@ -23,6 +23,7 @@ enum { COMM_REDUCE_COUNT = 64 }; /* values that comm_reduce moves at a time */
 
 /* The choices of [comm] algorithm: auto, and the names of collectives. */
 extern const char comm_algorithms[];
+extern const char comm_compressors[], comm_requantisations[];
 
 /* `transport` is borrowed and must outlive the comm. */
 Status comm_create(Comm **comm, Transport *transport);

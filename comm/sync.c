@@ -9,10 +9,14 @@
  * result depends on the plan alone. Without overlap the comm thread starts when sync_wait is called: the same work,
  * all of it exposed.
  *
+ * Under the forward pass the comm thread exchanges token ids and gathers sharded parameters, in the order in which
+ * forward needs them.
+ *
  * A single rank neither copies nor scales, and has no comm thread. Allocates nothing after sync_create. */
-#include "comm/bucket.h"
 #include "comm/calibrate.h"
-#include "comm/internal.h"
+#include "comm/lookup.h"
+#include "comm/plan.h"
+#include "comm/residual.h"
 
 #include "base/clock.h"
 
@@ -24,117 +28,132 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* auto: up to these sizes latency decides and tree is used; measured, docs/comm.md */
-enum { SMALL_INSIDE_BYTES = 4 << 10, SMALL_BETWEEN_BYTES = 64 << 10 };
-
 struct Sync {
     /* set once */
-    Comm *comm;              /* borrowed */
-    const ParamTable *table; /* borrowed */
-    float *grads;            /* f32[table->elems], borrowed */
-    bool overlap;
-    Bucket *buckets; /* owned */
-    int bucket_count;
-    const Collective **collectives; /* of each bucket, owned */
-    float *scratch;                 /* owned: enough for every bucket */
+    Comm *comm; /* borrowed */
+    SyncSetup setup;
+    CommConfig config;
+    Codec *codec;  /* owned; NULL without compression */
+    Lookup lookup; /* vocab 0: the embedding has one gradient */
     bool calibrated;
     LinkCosts costs;
-    char plan[192], links[192];
+    char links[192];
+    Shard *shards; /* [ranks], owned; NULL unless sharded */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a bucket became ready, or one of the flags below changed */
+    pthread_cond_t gathered; /* a bucket's parameters arrived, or gathering failed */
+    /* set by a plan, between steps */
+    Plan plan;
+    float *scratch; /* owned: enough for every bucket */
     /* any thread */
     atomic_uchar *marked; /* [gradient_count], owned: in this step */
-    atomic_int *missing;  /* [bucket_count], owned: gradients not yet marked */
+    atomic_int *missing;  /* [plan.count], owned: gradients not yet marked */
+    atomic_uchar *stale;  /* [plan.count], owned: parameters on their way */
     double *ready_ms;     /* [gradient_count], owned: written by whoever marks it */
     /* under lock */
     bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
+    bool waited;    /* backward is over: the lookup's rows may leave */
     bool cancelled; /* sync_wait found a gradient missing */
-    BucketStats *bucket_stats; /* [bucket_count], owned; ready_ms under lock, the rest the comm thread's in its job */
+    bool gather_failed;
+    double need_ms;            /* sync_need waited so long, in this step */
+    BucketStats *bucket_stats; /* [plan.count + 1], owned; ready_ms under lock, the rest the comm thread's in its job */
     /* between steps */
     int64_t step; /* syncs begun so far */
-    bool begun;
-    double begin_s;
-    int64_t bytes_intra, bytes_inter; /* the transport's counters at sync_begin */
+    float scale;  /* of this rank's gradient */
+    bool forward, begun; /* a begin waits for its end */
+    bool dirty;          /* sharded parameters were updated and not gathered */
+    bool copied;         /* residuals are where other ranks have them too */
+    double begin_s, gather_ms;
+    int64_t bytes_intra, bytes_inter; /* the transport's counters when the step began */
     SyncStats stats;
-    BucketStats *sums; /* [bucket_count], owned: of `measured` steps, the first left out */
+    BucketStats *sums; /* [plan.count + 1], owned: of `measured` steps, the first left out */
     int64_t measured;
 };
 
-/* ---- the plan ---- */
+static bool alone(const Sync *sync) { return comm_ranks(sync->comm) == 1; }
 
-static const Collective *choose_collective(const Sync *sync, const CommConfig *config, int64_t elems) {
-    const char *name = option_choice(comm_algorithms, config->algorithm);
-    int nodes = sync->comm->nodes, ranks = comm_ranks(sync->comm);
-    if (strcmp(name, "auto") == 0)
-        name = nodes > 1 && nodes < ranks ? "hierarchical"
-               : elems * (int64_t)sizeof(float) <= (nodes == 1 ? SMALL_INSIDE_BYTES : SMALL_BETWEEN_BYTES) ? "tree"
-               : nodes == 1 ? "reduce_scatter" : "ring";
-    if (config->leader && strcmp(name, "hierarchical") == 0)
-        name = "leader";
-    return collective_find(name);
+/* ---- building ---- */
+
+static void free_planned(Sync *sync) {
+    plan_destroy(&sync->plan);
+    memory_free(&host_memory, sync->scratch);
+    free(sync->missing);
+    free(sync->stale);
+    free(sync->bucket_stats);
+    free(sync->sums);
 }
 
-static Status choose_collectives(Sync *sync, const CommConfig *config) {
-    const Group *world = &sync->comm->world;
-    int64_t most = 0;
-    for (int b = 0; b < sync->bucket_count; b++) {
-        const Collective *collective = choose_collective(sync, config, sync->buckets[b].elems);
-        assert(collective); /* every choice but auto names one */
-        if (collective->check)
-            TRY(collective->check(world));
-        int64_t scratch = collective->scratch_elems(world, sync->buckets[b].elems, NULL);
-        most = scratch > most ? scratch : most;
-        sync->collectives[b] = collective;
-    }
-    sync->scratch = memory_alloc(&host_memory, (size_t)most * sizeof(float));
-    return sync->scratch ? OK : fault("no memory for %lld values of scratch", (long long)most);
-}
-
-static void describe_plan(Sync *sync, const CommConfig *config) {
-    int64_t least = INT64_MAX, most = 0;
-    for (int b = 0; b < sync->bucket_count; b++) {
-        least = sync->buckets[b].elems < least ? sync->buckets[b].elems : least;
-        most = sync->buckets[b].elems > most ? sync->buckets[b].elems : most;
-    }
-    const double mib = sizeof(float) / 1048576.0;
-    const Collective *largest = choose_collective(sync, config, most);
-    snprintf(sync->plan, sizeof sync->plan, "%s, f32, %d bucket%s of %.3g to %.3g MiB, %s", largest->name,
-             sync->bucket_count, sync->bucket_count > 1 ? "s" : "", mib * (double)least, mib * (double)most,
-             sync->overlap ? "during backward" : "after backward");
-}
-
-/* What must be the same on every rank before the first message. */
-static Status compare_plans(Sync *sync, const CommConfig *config) {
-    int64_t summary[] = {sync->table->elems, sync->bucket_count, config->bucket_bytes,
-                         config->algorithm,  config->leader,     sync->comm->nodes};
-    uint64_t hash = comm_hash(summary, sizeof summary);
-    for (int b = 0; b < sync->bucket_count; b++)
-        hash = hash * 31 + (uint64_t)sync->buckets[b].offset;
-    return comm_verify(sync->comm, &hash, sizeof hash, "plan of gradient synchronisation");
-}
-
-static Status build(Sync *sync, const CommConfig *config) {
-    pthread_mutex_init(&sync->lock, NULL);
-    pthread_cond_init(&sync->changed, NULL);
-    sync->overlap = config->overlap;
-    sync->buckets = bucket_cut(sync->table, config->bucket_bytes, &sync->bucket_count);
-    size_t count = (size_t)sync->bucket_count + 1;
-    sync->collectives = calloc(count, sizeof *sync->collectives);
+/* What depends on the plan. */
+static Status build_plan(Sync *sync) {
+    TRY(plan_create(&sync->plan, sync->comm, &sync->config, &sync->setup, sync->codec));
+    size_t count = (size_t)sync->plan.count + 1;
     sync->missing = calloc(count, sizeof *sync->missing);
+    sync->stale = calloc(count, sizeof *sync->stale);
     sync->bucket_stats = calloc(count, sizeof *sync->bucket_stats);
     sync->sums = calloc(count, sizeof *sync->sums);
-    sync->ready_ms = calloc((size_t)sync->table->gradient_count + 1, sizeof *sync->ready_ms);
-    sync->marked = calloc((size_t)sync->table->gradient_count + 1, sizeof *sync->marked);
-    if (!sync->buckets || !sync->collectives || !sync->missing || !sync->bucket_stats || !sync->sums ||
-        !sync->marked || !sync->ready_ms)
-        return fault("no memory for %d buckets", sync->bucket_count);
-    if (comm_ranks(sync->comm) == 1) {
-        snprintf(sync->plan, sizeof sync->plan, "none: one rank");
-        return OK;
-    }
-    TRY(choose_collectives(sync, config));
-    describe_plan(sync, config);
+    sync->measured = 0;
+    sync->scratch = memory_alloc(&host_memory, ((size_t)sync->plan.scratch_elems + 1) * sizeof(float));
+    if (!sync->missing || !sync->stale || !sync->bucket_stats || !sync->sums || !sync->scratch)
+        return fault("no memory for %d buckets", sync->plan.count);
     return OK;
+}
+
+static Status build_codec(Sync *sync) {
+    const CommConfig *config = &sync->config;
+    const Compressor *compressor = alone(sync) ? NULL : plan_compressor(config);
+    CompressorOptions options = {.density = config->topk_density, .bf16_values = config->topk_values == 1};
+    bool ring = config->requantise != 0;
+    if (!compressor)
+        return OK;
+    return codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
+                        config->error_feedback && !ring);
+}
+
+/* All slices of all buckets that a rank owns. */
+static int64_t owned_slices(const Sync *sync, int rank, Slice *slices) {
+    int64_t count = 0;
+    for (int b = 0; b < sync->plan.count; b++) {
+        const Bucket *bucket = &sync->plan.buckets[b];
+        Slice *at = slices ? slices + count : NULL;
+        int64_t more = sync->plan.collectives[b]->owned(&sync->comm->world, rank, bucket->offset, bucket->elems, at);
+        for (int64_t i = 0; at && i < more; i++)
+            at[i].start += bucket->offset;
+        count += more;
+    }
+    return count;
+}
+
+static Status build_shards(Sync *sync) {
+    if (!sync->setup.sharded)
+        return OK;
+    int ranks = comm_ranks(sync->comm);
+    sync->shards = calloc((size_t)ranks, sizeof *sync->shards);
+    for (int rank = 0; sync->shards && rank < ranks; rank++) {
+        int64_t count = alone(sync) ? 1 : owned_slices(sync, rank, NULL);
+        Slice *slices = calloc((size_t)count + 1, sizeof *slices);
+        sync->shards[rank] = (Shard){slices, (int)count};
+        if (!slices)
+            return fault("no memory for the owners of %d buckets", sync->plan.count);
+        slices[0] = (Slice){0, sync->setup.table->elems};
+        if (!alone(sync))
+            owned_slices(sync, rank, slices);
+    }
+    return sync->shards ? OK : fault("no memory for %d shards", ranks);
+}
+
+static Status build(Sync *sync) {
+    pthread_mutex_init(&sync->lock, NULL);
+    pthread_cond_init(&sync->changed, NULL);
+    pthread_cond_init(&sync->gathered, NULL);
+    size_t gradients = (size_t)sync->setup.table->gradient_count + 1;
+    sync->ready_ms = calloc(gradients, sizeof *sync->ready_ms);
+    sync->marked = calloc(gradients, sizeof *sync->marked);
+    if (!sync->marked || !sync->ready_ms)
+        return fault("no memory for %d gradients", sync->setup.table->gradient_count);
+    sync->scale = 1.0f / (float)comm_ranks(sync->comm);
+    TRY(build_codec(sync));
+    TRY(build_plan(sync));
+    return build_shards(sync);
 }
 
 static Status calibrate_job(void *argument) {
@@ -142,39 +161,52 @@ static Status calibrate_job(void *argument) {
     return calibrate(sync->comm->transport, &sync->costs);
 }
 
+static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems) {
+    return sync->calibrated ? 1e3 * collective->predict_s(&sync->comm->world, elems, &sync->costs) : NAN;
+}
+
 static void predict(Sync *sync) {
-    for (int b = 0; b < sync->bucket_count; b++) {
-        int64_t elems = sync->buckets[b].elems;
+    for (int b = 0; b < sync->plan.count; b++) {
+        const Bucket *bucket = &sync->plan.buckets[b];
         sync->bucket_stats[b] =
-            (BucketStats){.offset = sync->buckets[b].offset, .elems = elems,
-                          .predicted_ms = sync->calibrated ? 1e3 * sync->collectives[b]->predict_s(
-                                              &sync->comm->world, elems, &sync->costs) : NAN};
+            (BucketStats){.offset = bucket->offset, .elems = bucket->elems,
+                          .predicted_ms = predicted_ms(sync, sync->plan.collectives[b], bucket->elems)};
     }
 }
 
-Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const ParamTable *table, float *grads) {
+/* What must be the same on every rank before the first message. */
+static Status compare_plans(Sync *sync) {
+    return comm_verify(sync->comm, &sync->plan.hash, sizeof sync->plan.hash, "plan of gradient synchronisation");
+}
+
+static Status measure_links(Sync *sync) {
+    sync->calibrated = sync->config.calibrate;
+    if (!sync->calibrated) {
+        snprintf(sync->links, sizeof sync->links, "not measured (comm.calibrate = no)");
+        return OK;
+    }
+    TRY(engine_call(sync->comm->engine, calibrate_job, sync));
+    calibrate_text(&sync->costs, sync->links, sizeof sync->links);
+    return OK;
+}
+
+Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
     Sync *sync = calloc(1, sizeof *sync);
     *result = sync;
-    Status status;
+    Status status = fault("no memory for gradient synchronisation");
     if (sync) {
         sync->comm = comm;
-        sync->table = table;
-        sync->grads = grads;
-        status = build(sync, config);
-    } else {
-        status = fault("no memory for gradient synchronisation");
+        sync->setup = *setup;
+        sync->config = *config;
+        status = build(sync);
     }
     TRY(comm_agree(comm, status));
-    if (comm_ranks(comm) == 1)
+    if (alone(sync))
         return OK;
-    TRY(compare_plans(sync, config));
-    sync->calibrated = config->calibrate;
-    if (config->calibrate) {
-        TRY(engine_call(comm->engine, calibrate_job, sync));
-        calibrate_text(&sync->costs, sync->links, sizeof sync->links);
-    } else {
-        snprintf(sync->links, sizeof sync->links, "not measured (comm.calibrate = no)");
-    }
+    TRY(compare_plans(sync));
+    if (setup->vocab) /* its rows are born in shared memory: every rank is here */
+        TRY(comm_agree(comm, lookup_create(&sync->lookup, comm, setup->vocab, setup->channels, setup->tokens)));
+    TRY(measure_links(sync));
     predict(sync);
     return OK;
 }
@@ -182,83 +214,218 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Pa
 void sync_destroy(Sync *sync) {
     if (!sync)
         return;
-    memory_free(&host_memory, sync->scratch);
-    free(sync->buckets);
-    free(sync->collectives);
-    free(sync->missing);
-    free(sync->bucket_stats);
+    for (int rank = 0; sync->shards && rank < comm_ranks(sync->comm); rank++)
+        free((Slice *)sync->shards[rank].slices);
+    free(sync->shards);
+    lookup_destroy(&sync->lookup, sync->comm);
+    codec_destroy(sync->codec);
+    free_planned(sync);
     free(sync->marked);
     free(sync->ready_ms);
-    free(sync->sums);
+    pthread_cond_destroy(&sync->gathered);
     pthread_cond_destroy(&sync->changed);
     pthread_mutex_destroy(&sync->lock);
     free(sync);
 }
 
-const char *sync_plan(const Sync *sync) { return sync->plan; }
+const char *sync_plan(const Sync *sync) { return sync->plan.text; }
+void sync_resume(Sync *sync, int64_t step) { sync->step = step; }
 
-/* ---- the comm thread ---- */
+/* ---- residuals ---- */
+
+typedef struct ResidualJob {
+    Sync *sync;
+    int array;
+    float *data;
+} ResidualJob;
+
+static Status gather_residuals_job(void *argument) {
+    Sync *sync = argument;
+    return residual_gather(sync->comm, sync->codec);
+}
+
+/* Idempotent until a step is committed. */
+static Status copy_residuals(Sync *sync) {
+    if (!sync->codec || sync->copied)
+        return OK;
+    TRY(engine_call(sync->comm->engine, gather_residuals_job, sync));
+    codec_forget_new(sync->codec);
+    sync->copied = true;
+    return OK;
+}
+
+Status sync_replan(Sync *sync, const CommConfig *config) {
+    assert(!sync->begun && !sync->forward && !sync->setup.sharded);
+    assert(config->compress == sync->config.compress && config->requantise == sync->config.requantise);
+    if (!alone(sync))
+        TRY(copy_residuals(sync));
+    free_planned(sync);
+    sync->scratch = NULL;
+    sync->missing = NULL;
+    sync->stale = NULL;
+    sync->bucket_stats = sync->sums = NULL;
+    sync->config = *config;
+    TRY(comm_agree(sync->comm, build_plan(sync)));
+    if (alone(sync))
+        return OK;
+    predict(sync);
+    return compare_plans(sync);
+}
+
+int sync_residuals(const Sync *sync) { return sync->codec ? residual_arrays(sync->comm, sync->codec) : 0; }
+
+const char *sync_residual_name(const Sync *sync, int i, char name[32]) {
+    ResidualArray array = residual_array(sync->comm, sync->codec, i);
+    memcpy(name, array.name, 32);
+    return name;
+}
+
+static Status fetch_job(void *argument) {
+    ResidualJob *job = argument;
+    return residual_fetch(job->sync->comm, job->sync->codec, job->array, job->data);
+}
+
+Status sync_residual_fetch(Sync *sync, int i, float *data) {
+    TRY(copy_residuals(sync));
+    return engine_call(sync->comm->engine, fetch_job, &(ResidualJob){sync, i, data});
+}
+
+static Status restore_job(void *argument) {
+    ResidualJob *job = argument;
+    return residual_restore(job->sync->comm, job->sync->codec, job->array, job->data);
+}
+
+Status sync_residual_restore(Sync *sync, int i, const float *data) {
+    sync->copied = true;
+    return engine_call(sync->comm->engine, restore_job, &(ResidualJob){sync, i, (float *)data});
+}
+
+/* ---- the comm thread: under forward ---- */
 
 static double now_ms(const Sync *sync) { return 1e3 * (clock_s() - sync->begin_s); }
 
-/* Sleeps until the bucket may leave. */
-static Status wait_for_bucket(Sync *sync, int b) {
+static Payload payload_of(const Sync *sync, int b, float *array) {
+    const Bucket *bucket = &sync->plan.buckets[b];
+    return (Payload){.data = array + bucket->offset, .elems = bucket->elems, .offset = bucket->offset,
+                     .scale = sync->scale, .scratch = sync->scratch};
+}
+
+static void set_label(const Sync *sync, int bucket) {
+    transport_label(sync->comm->transport, (MessageLabel){.step = sync->step, .bucket = bucket});
+}
+
+/* In the order in which forward needs them: the head's, which are the lookup's too, then from the last one back. */
+static int need_order(const Plan *plan, int i) { return i < plan->head_buckets ? i : plan->count - 1 - i + plan->head_buckets; }
+
+static Status gather_params(Sync *sync) {
+    double start_s = clock_s();
+    for (int i = 0; i < sync->plan.count; i++) {
+        int b = need_order(&sync->plan, i);
+        set_label(sync, b);
+        Payload payload = payload_of(sync, b, sync->setup.params);
+        TRY(sync->plan.collectives[b]->all_gather(&sync->comm->world, &payload));
+        pthread_mutex_lock(&sync->lock);
+        atomic_store(&sync->stale[b], 0);
+        pthread_cond_broadcast(&sync->gathered);
+        pthread_mutex_unlock(&sync->lock);
+    }
+    set_label(sync, -1);
+    sync->gather_ms += 1e3 * (clock_s() - start_s);
+    return OK;
+}
+
+static Status forward_job(void *argument) {
+    Sync *sync = argument;
+    Status status = sync->lookup.vocab ? lookup_exchange(&sync->lookup, sync->comm->transport) : OK;
+    if (status == OK && sync->dirty)
+        status = gather_params(sync);
     pthread_mutex_lock(&sync->lock);
-    while ((!sync->released || atomic_load(&sync->missing[b]) > 0) && !sync->cancelled)
+    sync->gather_failed = status != OK;
+    pthread_cond_broadcast(&sync->gathered);
+    pthread_mutex_unlock(&sync->lock);
+    return status;
+}
+
+/* ---- the comm thread: under backward ---- */
+
+/* Sleeps until the flag is set, which is under lock, and nothing is missing. */
+static Status wait_until(Sync *sync, const bool *flag, const atomic_int *missing) {
+    pthread_mutex_lock(&sync->lock);
+    while ((!*flag || (missing && atomic_load(missing) > 0)) && !sync->cancelled)
         pthread_cond_wait(&sync->changed, &sync->lock);
     bool cancelled = sync->cancelled;
     pthread_mutex_unlock(&sync->lock);
     return cancelled ? fault("cancelled") : OK;
 }
 
-static Status reduce_buckets(void *argument) {
-    Sync *sync = argument;
-    const Group *world = &sync->comm->world;
-    const float scale = 1.0f / (float)world->size;
-    for (int b = 0; b < sync->bucket_count; b++) {
-        const Bucket *bucket = &sync->buckets[b];
-        TRY(wait_for_bucket(sync, b));
-        sync->bucket_stats[b].start_ms = now_ms(sync);
-        transport_label(world->transport, (MessageLabel){.step = sync->step, .bucket = b});
-        Payload payload = {.data = sync->grads + bucket->offset, .elems = bucket->elems, .offset = bucket->offset,
-                           .scale = scale, .scratch = sync->scratch};
-        TRY(sync->collectives[b]->allreduce(world, &payload));
-        sync->bucket_stats[b].done_ms = now_ms(sync);
-    }
-    transport_label(world->transport, (MessageLabel){.step = sync->step, .bucket = -1});
+static Status reduce_bucket(Sync *sync, int b) {
+    const Collective *collective = sync->plan.collectives[b];
+    Payload payload = payload_of(sync, b, sync->setup.grads);
+    if (sync->codec && collective->compresses && sync->step > sync->config.warmup_steps)
+        payload.codec = sync->codec;
+    TRY(wait_until(sync, &sync->released, &sync->missing[b]));
+    sync->bucket_stats[b].start_ms = now_ms(sync);
+    set_label(sync, b);
+    TRY((sync->setup.sharded ? collective->reduce_scatter : collective->allreduce)(&sync->comm->world, &payload));
+    sync->bucket_stats[b].done_ms = now_ms(sync);
     return OK;
 }
 
-/* ---- the rank's threads ---- */
+/* The rows are small, and every rank adds them all, also where the matrix' gradient is sharded. */
+static Status reduce_lookup(Sync *sync) {
+    BucketStats *stats = &sync->bucket_stats[sync->plan.count];
+    Lookup *lookup = &sync->lookup;
+    int64_t elems = lookup->count * lookup->channels;
+    *stats = (BucketStats){.elems = elems, .predicted_ms = predicted_ms(sync, sync->plan.lookup, elems)};
+    TRY(wait_until(sync, &sync->waited, NULL));
+    stats->ready_ms = stats->start_ms = now_ms(sync);
+    set_label(sync, sync->plan.count);
+    Payload payload = {.data = lookup->rows, .elems = elems, .scale = sync->scale, .scratch = sync->scratch};
+    TRY(sync->plan.lookup->allreduce(&sync->comm->world, &payload));
+    lookup_add(lookup, sync->setup.grads + sync->setup.table->gradients[0].offset);
+    stats->done_ms = now_ms(sync);
+    return OK;
+}
 
-void sync_begin(Sync *sync) {
-    assert(!sync->begun);
-    sync->begun = true;
-    sync->step++;
-    sync->begin_s = clock_s();
-    sync->stats = (SyncStats){0};
-    for (int g = 0; g < sync->table->gradient_count; g++)
-        atomic_store(&sync->marked[g], 0);
-    for (int b = 0; b < sync->bucket_count; b++)
-        atomic_store(&sync->missing[b], sync->buckets[b].last_gradient - sync->buckets[b].first_gradient + 1);
-    if (comm_ranks(sync->comm) == 1)
+/* The head's buckets are ready first if the lookup has rows of its own, else last. */
+static Status backward_job(void *argument) {
+    Sync *sync = argument;
+    int count = sync->plan.count, shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
+    for (int i = 0; i < count; i++)
+        TRY(reduce_bucket(sync, (i + shift) % count));
+    if (sync->lookup.count > 0)
+        TRY(reduce_lookup(sync));
+    set_label(sync, -1);
+    return OK;
+}
+
+/* ---- the rank's threads: forward ---- */
+
+static void count_bytes(Sync *sync) {
+    sync->bytes_intra = sync->comm->transport->bytes_intra;
+    sync->bytes_inter = sync->comm->transport->bytes_inter;
+}
+
+void sync_forward_begin(Sync *sync, const int *tokens, int64_t count) {
+    assert(!sync->begun && !sync->forward);
+    sync->need_ms = sync->gather_ms = 0;
+    if (alone(sync))
         return;
-    const Transport *transport = sync->comm->transport;
-    sync->bytes_intra = transport->bytes_intra;
-    sync->bytes_inter = transport->bytes_inter;
-    pthread_mutex_lock(&sync->lock);
-    sync->released = sync->overlap;
-    sync->cancelled = false;
-    pthread_mutex_unlock(&sync->lock);
-    engine_post(sync->comm->engine, reduce_buckets, sync);
+    sync->forward = true;
+    count_bytes(sync);
+    for (int b = 0; b < sync->plan.count; b++)
+        atomic_store(&sync->stale[b], sync->dirty);
+    if (sync->lookup.vocab)
+        lookup_mark(&sync->lookup, tokens, count);
+    engine_post(sync->comm->engine, forward_job, sync);
 }
 
 /* The first bucket that overlaps the gradient; buckets stand in the order of their gradients. */
 static int first_bucket_of(const Sync *sync, int gradient) {
-    int low = 0, high = sync->bucket_count - 1;
+    int low = 0, high = sync->plan.count - 1;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (sync->buckets[middle].last_gradient < gradient)
+        if (sync->plan.buckets[middle].last_gradient < gradient)
             low = middle + 1;
         else
             high = middle;
@@ -266,15 +433,80 @@ static int first_bucket_of(const Sync *sync, int gradient) {
     return low;
 }
 
+void sync_need(void *user, int gradient) {
+    Sync *sync = user;
+    int b = first_bucket_of(sync, gradient);
+    for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++) {
+        if (!atomic_load(&sync->stale[b]))
+            continue;
+        double start_s = clock_s();
+        pthread_mutex_lock(&sync->lock);
+        while (atomic_load(&sync->stale[b]) && !sync->gather_failed)
+            pthread_cond_wait(&sync->gathered, &sync->lock);
+        sync->need_ms += 1e3 * (clock_s() - start_s);
+        pthread_mutex_unlock(&sync->lock);
+    }
+}
+
+Status sync_forward_end(Sync *sync) {
+    if (!sync->forward)
+        return OK;
+    sync->forward = false;
+    TRY(engine_wait(sync->comm->engine));
+    sync->dirty = false;
+    return OK;
+}
+
+SyncLookup sync_lookup(const Sync *sync) {
+    return sync->lookup.count > 0 ? (SyncLookup){sync->lookup.rows, sync->lookup.slot_of_token} : (SyncLookup){0};
+}
+
+static Status gather_params_job(void *sync) { return gather_params(sync); }
+
+Status sync_gather_params(Sync *sync) {
+    assert(!sync->begun && !sync->forward);
+    if (!sync->dirty || alone(sync))
+        return OK;
+    TRY(engine_call(sync->comm->engine, gather_params_job, sync));
+    sync->dirty = false;
+    return OK;
+}
+
+/* ---- the rank's threads: backward ---- */
+
+void sync_begin(Sync *sync) {
+    assert(!sync->begun && !sync->forward);
+    sync->begun = true;
+    sync->step++;
+    sync->begin_s = clock_s();
+    sync->stats = (SyncStats){.compress_error = NAN};
+    for (int g = 0; g < sync->setup.table->gradient_count; g++)
+        atomic_store(&sync->marked[g], 0);
+    for (int b = 0; b < sync->plan.count; b++)
+        atomic_store(&sync->missing[b],
+                     sync->plan.buckets[b].last_gradient - sync->plan.buckets[b].first_gradient + 1);
+    if (alone(sync))
+        return;
+    if (!sync->lookup.vocab && !sync->setup.sharded)
+        count_bytes(sync); /* nobody has called sync_forward_begin */
+    pthread_mutex_lock(&sync->lock);
+    sync->released = sync->config.overlap;
+    sync->waited = sync->cancelled = false;
+    pthread_mutex_unlock(&sync->lock);
+    engine_post(sync->comm->engine, backward_job, sync);
+}
+
+void sync_weight(Sync *sync, double weight) { sync->scale = (float)weight; }
+
 void sync_mark_ready(void *user, int gradient) {
     Sync *sync = user;
-    assert(sync->begun && gradient >= 0 && gradient < sync->table->gradient_count);
+    assert(sync->begun && gradient >= 0 && gradient < sync->setup.table->gradient_count);
     sync->ready_ms[gradient] = now_ms(sync);
     unsigned char before = atomic_exchange(&sync->marked[gradient], 1);
     assert(!before); /* once per step */
     (void)before;
     int b = first_bucket_of(sync, gradient);
-    for (; b < sync->bucket_count && sync->buckets[b].first_gradient <= gradient; b++) {
+    for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++) {
         if (atomic_fetch_sub(&sync->missing[b], 1) > 1)
             continue;
         pthread_mutex_lock(&sync->lock);
@@ -286,16 +518,16 @@ void sync_mark_ready(void *user, int gradient) {
 
 /* The first gradient that backward did not mark, -1 when all are. */
 static int first_unmarked(Sync *sync) {
-    for (int g = 0; g < sync->table->gradient_count; g++)
+    for (int g = 0; g < sync->setup.table->gradient_count; g++)
         if (!atomic_load(&sync->marked[g]))
             return g;
     return -1;
 }
 
 static Status missing_gradient(const Sync *sync, int gradient) {
-    for (int p = 0; p < sync->table->param_count; p++) {
-        const Param *param = &sync->table->params[p];
-        if (param->offset == sync->table->gradients[gradient].offset)
+    for (int p = 0; p < sync->setup.table->param_count; p++) {
+        const Param *param = &sync->setup.table->params[p];
+        if (param->offset == sync->setup.table->gradients[gradient].offset)
             return fault("backward did not finish the gradient of %s, layer %d (sync_mark_ready was not called)",
                          param->name, param->layer);
     }
@@ -307,11 +539,12 @@ static void add_to_sums(BucketStats *sum, const BucketStats *bucket) {
     sum->start_ms += bucket->start_ms;
     sum->done_ms += bucket->done_ms;
     sum->exposed_ms += bucket->exposed_ms;
+    sum->elems += bucket->elems;
 }
 
 static void measure(Sync *sync, double wait_start_ms) {
     SyncStats *stats = &sync->stats;
-    for (int b = 0; b < sync->bucket_count; b++) {
+    for (int b = 0; b < sync_bucket_count(sync); b++) {
         BucketStats *bucket = &sync->bucket_stats[b];
         double exposed_from_ms = bucket->start_ms > wait_start_ms ? bucket->start_ms : wait_start_ms;
         bucket->exposed_ms = bucket->done_ms > exposed_from_ms ? bucket->done_ms - exposed_from_ms : 0;
@@ -321,6 +554,12 @@ static void measure(Sync *sync, double wait_start_ms) {
     }
     sync->measured += sync->step > 1;
     stats->comm_exposed_ms = now_ms(sync) - wait_start_ms;
+    if (sync->gather_ms > 0) {
+        stats->comm_ms += sync->gather_ms;
+        stats->comm_exposed_ms += sync->need_ms;
+    }
+    if (sync->codec)
+        stats->compress_error = codec_measure(sync->codec);
     stats->bytes_intra = sync->comm->transport->bytes_intra - sync->bytes_intra;
     stats->bytes_inter = sync->comm->transport->bytes_inter - sync->bytes_inter;
 }
@@ -329,11 +568,11 @@ Status sync_wait(Sync *sync) {
     assert(sync->begun);
     sync->begun = false;
     int unmarked = first_unmarked(sync);
-    if (comm_ranks(sync->comm) == 1)
+    if (alone(sync))
         return unmarked < 0 ? OK : missing_gradient(sync, unmarked);
     double wait_start_ms = now_ms(sync);
     pthread_mutex_lock(&sync->lock);
-    sync->released = true;
+    sync->released = sync->waited = true;
     sync->cancelled = unmarked >= 0;
     pthread_cond_signal(&sync->changed);
     pthread_mutex_unlock(&sync->lock);
@@ -345,8 +584,23 @@ Status sync_wait(Sync *sync) {
     return status;
 }
 
+void sync_commit(Sync *sync) {
+    assert(!sync->begun);
+    sync->dirty = sync->setup.sharded;
+    if (!sync->codec || sync->step <= sync->config.warmup_steps)
+        return;
+    codec_commit(sync->codec);
+    if (sync->copied)
+        codec_forget_new(sync->codec);
+    sync->copied = false;
+}
+
+const Shard *sync_shard(const Sync *sync, int rank) { return sync->shards ? &sync->shards[rank] : NULL; }
+
 SyncStats sync_stats(const Sync *sync) { return sync->stats; }
-int sync_bucket_count(const Sync *sync) { return comm_ranks(sync->comm) == 1 ? 0 : sync->bucket_count; }
+int sync_bucket_count(const Sync *sync) {
+    return alone(sync) ? 0 : sync->plan.count + (sync->lookup.vocab > 0);
+}
 BucketStats sync_bucket(const Sync *sync, int bucket) { return sync->bucket_stats[bucket]; }
 
 BucketStats sync_bucket_mean(const Sync *sync, int b) {
@@ -358,6 +612,7 @@ BucketStats sync_bucket_mean(const Sync *sync, int b) {
     mean.start_ms = sum.start_ms / steps;
     mean.done_ms = sum.done_ms / steps;
     mean.exposed_ms = sum.exposed_ms / steps;
+    mean.elems = sum.elems / sync->measured; /* the lookup's rows differ from step to step */
     return mean;
 }
 

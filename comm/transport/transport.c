@@ -235,3 +235,16 @@ Status transport_barrier(Transport *transport) {
     transport->label = label;
     return status;
 }
+
+Status transport_all_gather(Transport *transport, const void *mine, void *all, size_t bytes) {
+    char *rows = all;
+    memcpy(rows + (size_t)transport->rank * bytes, mine, bytes);
+    transport_group_begin(transport);
+    for (int i = 1; i < transport->ranks; i++) {
+        int to = (transport->rank + i) % transport->ranks;
+        int from = (transport->rank + transport->ranks - i) % transport->ranks;
+        transport_send(transport, to, mine, bytes);
+        transport_recv(transport, from, rows + (size_t)from * bytes, bytes);
+    }
+    return transport_group_end(transport);
+}

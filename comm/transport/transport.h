@@ -152,6 +152,9 @@ void transport_set_nodes(Transport *transport, int ranks_per_node);
 /* Returns when every rank has called it: ceil(log2(ranks)) groups of one empty message each way. */
 Status transport_barrier(Transport *transport);
 
+/* all u8[ranks][bytes]: what every rank has at `mine`. All to all at once: for small things. */
+Status transport_all_gather(Transport *transport, const void *mine, void *all, size_t bytes);
+
 /* ---- for transports ---- */
 
 /* Fills the common part; every rank on node 0. false: no memory. */
