@@ -42,6 +42,20 @@ typedef struct ParamTable {
     int64_t elems; /* length of the flat arrays */
 } ParamTable;
 
+/* Elements start .. start + elems - 1 of the flat arrays. */
+typedef struct Slice {
+    int64_t start;
+    int64_t elems;
+} Slice;
+
+/* What one rank owns of the flat arrays. */
+typedef struct Shard {
+    const Slice *slices; /* borrowed; in rising order, disjoint, some may be empty */
+    int count;
+} Shard;
+
+int64_t shard_elems(const Shard *shard);
+
 /* The tensor of that kind and layer, or NULL. */
 const Param *param_find(const ParamTable *table, const char *name, int layer);
 
