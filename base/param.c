@@ -19,6 +19,13 @@ int64_t shard_elems(const Shard *shard) {
     return elems;
 }
 
+int param_gradient(const ParamTable *table, const Param *param) {
+    int gradient = 0;
+    while (table->gradients[gradient].offset + table->gradients[gradient].elems <= param->offset)
+        gradient++;
+    return gradient;
+}
+
 /* Grows an owned array by one zeroed element and returns the element. */
 static void *grow(void *array, int *count, size_t size) {
     char **base = array;

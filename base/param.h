@@ -63,9 +63,16 @@ const Param *param_find(const ParamTable *table, const char *name, int layer);
  * new gradient otherwise. `decay` is set for rows > 1. */
 void param_add(ParamTable *table, const char *name, int layer, int64_t rows, int64_t cols);
 
+/* The gradient that the tensor belongs to. */
+int param_gradient(const ParamTable *table, const Param *param);
+
 void param_table_free(ParamTable *table);
 
 /* Backward's announcement that gradients[gradient] is final. May come from any thread. */
 typedef void ReadyFn(void *user, int gradient);
+
+/* Forward's announcement that it is about to read the parameters of gradients[gradient]: they must be there when the
+ * function returns. */
+typedef void NeedFn(void *user, int gradient);
 
 #endif

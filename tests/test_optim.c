@@ -405,7 +405,8 @@ static void adamw_on_shards_has_the_bits_of_the_whole(void **state) {
 
 /* What every rank would find: its own part from its own gradient, NaN elsewhere, and the parts of the others. */
 static double norm_in_parts(const NormPlan *plan, const float *grads, const Partition *partition, int ranks) {
-    double *sums = malloc((size_t)(plan->units + 1) * sizeof *sums), *partial = malloc((size_t)plan->units * sizeof *sums);
+    double *sums = malloc((size_t)plan->units * sizeof *sums);
+    double *partial = malloc((size_t)plan->units * sizeof *partial);
     size_t bytes = (size_t)plan->starts[plan->units] * sizeof(float);
     float *own = malloc(bytes);
     memset(sums, 0xff, (size_t)plan->units * sizeof *sums);
