@@ -124,7 +124,7 @@ static Status allocate(Trainer *t) {
         return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
     TRY(gpt2_create(&t->model, &t->model_config, &t->table, t->params, t->grads, &options, t->device.ops,
                     t->device.memory));
-    return t->device.computes ? adamw_create(&t->adamw, &t->table, &host_memory) : OK;
+    return t->device.computes ? adamw_create(&t->adamw, &t->table, NULL, &host_memory) : OK;
 }
 
 static Snapshot snapshot_of(Trainer *t) {
@@ -214,7 +214,7 @@ static Status train_step(Trainer *t, StepLog *log) {
     trace_sync(t->trace, t->sync, &t->table, backward_end_s);
     log->lr = learning_rate(&s->optim, t->step, s->train.steps);
     if (t->device.computes)
-        log->grad_norm = grad_norm(t->grads, t->table.elems);
+        log->grad_norm = grad_norm(&t->table, t->grads);
     if (t->device.computes && isfinite(loss) && isfinite(log->grad_norm)) /* alike on all ranks, as both are */
         adamw_update(&t->adamw, &s->optim, log->lr, clip_scale(log->grad_norm, s->optim.grad_clip), t->params,
                      t->grads);

@@ -12,6 +12,20 @@ const Param *param_find(const ParamTable *table, const char *name, int layer) {
     return NULL;
 }
 
+int64_t shard_elems(const Shard *shard) {
+    int64_t elems = 0;
+    for (int i = 0; i < shard->count; i++)
+        elems += shard->slices[i].elems;
+    return elems;
+}
+
+int param_gradient(const ParamTable *table, const Param *param) {
+    int gradient = 0;
+    while (table->gradients[gradient].offset + table->gradients[gradient].elems <= param->offset)
+        gradient++;
+    return gradient;
+}
+
 /* Grows an owned array by one zeroed element and returns the element. */
 static void *grow(void *array, int *count, size_t size) {
     char **base = array;

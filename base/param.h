@@ -47,6 +47,20 @@ typedef struct ParamTable {
     int64_t elems; /* length of the flat arrays */
 } ParamTable;
 
+/* Elements start .. start + elems - 1 of the flat arrays. */
+typedef struct Slice {
+    int64_t start;
+    int64_t elems;
+} Slice;
+
+/* What one rank owns of the flat arrays. */
+typedef struct Shard {
+    const Slice *slices; /* borrowed; in rising order, disjoint, some may be empty */
+    int count;
+} Shard;
+
+int64_t shard_elems(const Shard *shard);
+
 /* The tensor of that kind and layer, or NULL. */
 const Param *param_find(const ParamTable *table, const char *name, int layer);
 
@@ -54,9 +68,16 @@ const Param *param_find(const ParamTable *table, const char *name, int layer);
  * new gradient otherwise. `decay` is set for rows > 1. */
 void param_add(ParamTable *table, const char *name, int layer, int64_t rows, int64_t cols);
 
+/* The gradient that the tensor belongs to. */
+int param_gradient(const ParamTable *table, const Param *param);
+
 void param_table_free(ParamTable *table);
 
 /* Backward's announcement that gradients[gradient] is final. May come from any thread. */
 typedef void ReadyFn(void *user, int gradient);
+
+/* Forward's announcement that it is about to read the parameters of gradients[gradient]: they must be there when the
+ * function returns. */
+typedef void NeedFn(void *user, int gradient);
 
 #endif

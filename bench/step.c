@@ -226,7 +226,7 @@ static Status trainer_create(Trainer *trainer, const Gpt2Config *config, const G
         trainer->tokens[i] = (int)(random_bits(1, 100, i) % (uint64_t)config->vocab);
         trainer->targets[i] = (int)(random_bits(1, 101, i) % (uint64_t)config->vocab);
     }
-    TRY(adamw_create(&trainer->adamw, &trainer->table, &host_memory));
+    TRY(adamw_create(&trainer->adamw, &trainer->table, NULL, &host_memory));
     return gpt2_create(&trainer->model, config, &trainer->table, trainer->params, trainer->grads, options,
                        &trainer->timed.ops, &host_memory);
 }
@@ -248,7 +248,7 @@ static void train_step(Trainer *trainer) {
     gpt2_forward(trainer->model, trainer->tokens, trainer->B, trainer->T);
     gpt2_backward(trainer->model, trainer->targets, 1, false, NULL, NULL);
     double backward_s = clock_s();
-    double scale = clip_scale(grad_norm(trainer->grads, trainer->table.elems), trainer->optim.grad_clip);
+    double scale = clip_scale(grad_norm(&trainer->table, trainer->grads), trainer->optim.grad_clip);
     double norm_s = clock_s();
     adamw_update(&trainer->adamw, &trainer->optim, trainer->optim.lr, scale, trainer->params, trainer->grads);
     double end_s = clock_s();

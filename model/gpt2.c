@@ -88,10 +88,15 @@ size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *option
 }
 
 static void find_tensors(Gpt2 *model, const ParamTable *table) {
-    model->wte = param_find(table, "wte", -1)->offset;
-    model->wpe = param_find(table, "wpe", -1)->offset;
-    model->lnfw = param_find(table, "lnfw", -1)->offset;
-    model->lnfb = param_find(table, "lnfb", -1)->offset;
+    const Param *wte = param_find(table, "wte", -1), *wpe = param_find(table, "wpe", -1);
+    const Param *lnfw = param_find(table, "lnfw", -1), *lnfb = param_find(table, "lnfb", -1);
+    model->wte = wte->offset;
+    model->wpe = wpe->offset;
+    model->lnfw = lnfw->offset;
+    model->lnfb = lnfb->offset;
+    model->wte_gradient = param_gradient(table, wte);
+    model->wpe_gradient = param_gradient(table, wpe);
+    model->lnf_gradient = param_gradient(table, lnfw);
     for (int layer = 0; layer < model->config.layers; layer++)
         model->offsets[layer] = gpt2_layer_offsets(table, layer);
 }
@@ -133,14 +138,26 @@ void gpt2_destroy(Gpt2 *model) {
     free(model);
 }
 
-void gpt2_model_layer(Gpt2 *model, int layer, float *out) {
+void gpt2_on_need(Gpt2 *model, NeedFn *need, void *user) {
+    model->need = need;
+    model->need_user = user;
+}
+
+static void ask(Gpt2 *model, int gradient) {
+    if (model->need)
+        model->need(model->need_user, gradient);
+}
+
+void gpt2_model_layer(Gpt2 *model, int layer, float *out, bool again) {
     LayerRun run = {.ops = model->ops,
                     .context = &model->context,
                     .params = model->params,
                     .B = model->B,
                     .T = model->T,
                     .C = model->config.channels,
-                    .NH = model->config.heads};
+                    .NH = model->config.heads,
+                    .need = again ? NULL : model->need,
+                    .user = model->need_user};
     model->context.layer = layer;
     gpt2_layer_forward(&run, &model->offsets[layer], &model->acts[layer], model->stream[layer], out);
 }
@@ -155,10 +172,13 @@ void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T) {
     model->T = T;
     ops->upload(context, model->tokens, tokens, (size_t)B * (size_t)T * sizeof *tokens);
     context->layer = -1;
+    ask(model, model->wte_gradient);
+    ask(model, model->wpe_gradient);
     ops->embedding_forward(context, model->stream[0], model->tokens, params + model->wte, params + model->wpe, B, T, C);
     for (int layer = 0; layer < L; layer++)
-        gpt2_model_layer(model, layer, model->stream[layer + 1]);
+        gpt2_model_layer(model, layer, model->stream[layer + 1], false);
     context->layer = -1;
+    ask(model, model->lnf_gradient);
     ops->layernorm_forward(context, model->lnf, model->meanf, model->rstdf, model->stream[L], params + model->lnfw,
                            params + model->lnfb, B * T, C);
 }

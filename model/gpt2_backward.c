@@ -14,11 +14,9 @@ typedef struct Pass {
     bool accumulate;
     ReadyFn *ready;
     void *user;
-    int next; /* gradient to be announced next */
 } Pass;
 
-static void announce(Pass *pass) {
-    int gradient = pass->next++;
+static void announce(const Pass *pass, int gradient) {
     if (pass->ready)
         pass->ready(pass->user, gradient);
 }
@@ -55,31 +53,32 @@ static void backward_head(Pass *pass, float scale) {
     }
     layernorm(pass, model->dnarrow, model->stream[model->config.layers], model->meanf, model->rstdf, model->lnfw,
               model->lnfb, false);
-    announce(pass);
+    announce(pass, model->lnf_gradient);
 }
 
 static void backward_layer(Pass *pass, int layer) {
     Gpt2 *model = pass->model;
     const LayerOffsets *at = &model->offsets[layer];
+    const LayerGradients *gradients = &at->gradients;
     const LayerActs *acts = &model->acts[layer];
     float *dstream = model->dstream, *dnarrow = model->dnarrow, *dwide = model->dwide;
     int C = pass->C;
     pass->context->layer = layer;
 
     linear(pass, dwide, acts->fc, dstream, acts->act, at->fcprojw, at->fcprojb, 4 * C, C);
-    announce(pass);
+    announce(pass, gradients->fcprojw);
     linear(pass, dnarrow, NULL, dwide, acts->ln2, at->fcw, at->fcb, C, 4 * C);
-    announce(pass);
+    announce(pass, gradients->fcw);
     layernorm(pass, dnarrow, acts->mid, acts->mean2, acts->rstd2, at->ln2w, at->ln2b, true);
 
     linear(pass, dnarrow, NULL, dstream, acts->att, at->attprojw, at->attprojb, C, C);
-    announce(pass);
+    announce(pass, gradients->attprojw);
     pass->ops->attention_backward(pass->context, dwide, dnarrow, acts->att, acts->qkv, acts->lse, model->B, model->T, C,
                                   model->config.heads);
     linear(pass, dnarrow, NULL, dwide, acts->ln1, at->qkvw, at->qkvb, C, 3 * C);
-    announce(pass);
+    announce(pass, gradients->qkvw);
     layernorm(pass, dnarrow, model->stream[layer], acts->mean1, acts->rstd1, at->ln1w, at->ln1b, true);
-    announce(pass);
+    announce(pass, gradients->vectors);
 }
 
 double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool accumulate, ReadyFn *ready, void *user) {
@@ -97,13 +96,13 @@ double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool acc
     backward_head(&pass, loss_scale / (float)rows);
     for (int layer = L - 1; layer >= 0; layer--) {
         if (model->options.recompute && layer < L - 1) /* forward left the last layer's activations */
-            gpt2_model_layer(model, layer, model->dwide);
+            gpt2_model_layer(model, layer, model->dwide, true);
         backward_layer(&pass, layer);
     }
     pass.context->layer = -1;
     pass.ops->embedding_backward(pass.context, model->grads + model->wte, model->grads + model->wpe, model->dstream,
                                  model->tokens, model->B, model->T, pass.C, model->config.context, accumulate);
-    announce(&pass); /* wpe */
-    announce(&pass); /* wte */
+    announce(&pass, model->wpe_gradient);
+    announce(&pass, model->wte_gradient);
     return pass.ops->mean(pass.context, model->losses, rows);
 }

@@ -10,6 +10,10 @@ void *arena_take(Arena *arena, size_t count, size_t size) {
     return slice;
 }
 
+static int gradient_of(const ParamTable *table, const char *name, int layer) {
+    return param_gradient(table, param_find(table, name, layer));
+}
+
 static int64_t offset_of(const ParamTable *table, const char *name, int layer) {
     const Param *param = param_find(table, name, layer);
     assert(param);
@@ -30,6 +34,11 @@ LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer) {
         .fcb = offset_of(table, "fcb", layer),
         .fcprojw = offset_of(table, "fcprojw", layer),
         .fcprojb = offset_of(table, "fcprojb", layer),
+        .gradients = {.vectors = gradient_of(table, "ln1w", layer),
+                      .qkvw = gradient_of(table, "qkvw", layer),
+                      .attprojw = gradient_of(table, "attprojw", layer),
+                      .fcw = gradient_of(table, "fcw", layer),
+                      .fcprojw = gradient_of(table, "fcprojw", layer)},
     };
 }
 
@@ -58,18 +67,29 @@ static void attention(const LayerRun *run, const LayerActs *acts) {
         run->ops->attention_forward(run->context, acts->att, acts->lse, acts->qkv, run->B, run->T, run->C, run->NH);
 }
 
+static void ask(const LayerRun *run, int gradient) {
+    if (run->need)
+        run->need(run->user, gradient);
+}
+
 void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const LayerActs *acts, const float *in,
                         float *out) {
     const Ops *ops = run->ops;
     OpsContext *context = run->context;
+    const LayerGradients *gradients = &at->gradients;
     const float *p = run->params;
     int rows = run->B * run->T, C = run->C;
+    ask(run, gradients->vectors);
     ops->layernorm_forward(context, acts->ln1, acts->mean1, acts->rstd1, in, p + at->ln1w, p + at->ln1b, rows, C);
+    ask(run, gradients->qkvw);
     ops->linear_forward(context, acts->qkv, NULL, acts->ln1, p + at->qkvw, p + at->qkvb, NULL, rows, C, 3 * C);
     attention(run, acts);
+    ask(run, gradients->attprojw);
     ops->linear_forward(context, acts->mid, NULL, acts->att, p + at->attprojw, p + at->attprojb, in, rows, C, C);
     ops->layernorm_forward(context, acts->ln2, acts->mean2, acts->rstd2, acts->mid, p + at->ln2w, p + at->ln2b, rows,
                            C);
+    ask(run, gradients->fcw);
     ops->linear_forward(context, acts->fc, acts->act, acts->ln2, p + at->fcw, p + at->fcb, NULL, rows, C, 4 * C);
+    ask(run, gradients->fcprojw);
     ops->linear_forward(context, out, NULL, acts->act, p + at->fcprojw, p + at->fcprojb, acts->mid, rows, 4 * C, C);
 }

@@ -13,9 +13,16 @@ typedef struct Arena {
 
 void *arena_take(Arena *arena, size_t count, size_t size);
 
+/* The gradients of a layer, by number. */
+typedef struct LayerGradients {
+    int vectors; /* the group of 1-D tensors */
+    int qkvw, attprojw, fcw, fcprojw;
+} LayerGradients;
+
 /* Where a layer's tensors begin in the flat arrays, of parameters and of gradients alike. */
 typedef struct LayerOffsets {
     int64_t ln1w, ln1b, qkvw, qkvb, attprojw, attprojb, ln2w, ln2b, fcw, fcb, fcprojw, fcprojb;
+    LayerGradients gradients;
 } LayerOffsets;
 
 LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer);
@@ -41,6 +48,8 @@ typedef struct LayerRun {
     int B, T, C, NH;
     float *cache; /* NULL: plain causal attention. Else keys and values of this layer, [maxT][2C], and B = 1 */
     int first;    /* with cache: position of the first of the T tokens */
+    NeedFn *need; /* called before parameters are read; NULL: nobody is asked */
+    void *user;
 } LayerRun;
 
 /* out [B*T][C] = the block's output for in [B*T][C]; fills acts. out and in may be the same. */

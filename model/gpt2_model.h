@@ -15,6 +15,7 @@ struct Gpt2 {
     const float *params; /* borrowed */
     float *grads;        /* borrowed; NULL when not training */
     int64_t wte, wpe, lnfw, lnfb;
+    int wte_gradient, wpe_gradient, lnf_gradient; /* by number */
     LayerOffsets *offsets; /* [L] */
     void *block;           /* all that follows lies in it */
 
@@ -30,11 +31,16 @@ struct Gpt2 {
     float *dstream, *dnarrow;  /* [rows][C]: gradient of the residual stream; of a LayerNorm's output or attention's */
     float *dwide;              /* [rows][4C]: gradient of fc or qkv */
 
+    /* set by gpt2_on_need */
+    NeedFn *need; /* may be NULL */
+    void *need_user;
+
     /* of the last forward */
     int B, T;
 };
 
-/* Runs layer `layer`'s forward again or for the first time, from model->stream[layer] into `out`. */
-void gpt2_model_layer(Gpt2 *model, int layer, float *out);
+/* Runs layer `layer`'s forward from model->stream[layer] into `out`: for the first time, and its parameters are asked
+ * for, or again. */
+void gpt2_model_layer(Gpt2 *model, int layer, float *out, bool again);
 
 #endif

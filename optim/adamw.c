@@ -9,7 +9,14 @@
  *
  * The moments are written as steps towards g, so that a constant gradient is their fixed point although betas are
  * rounded to f32. Every element is computed alone and with explicit fmaf, so that its bits depend neither on its place
- * in a vector nor on the thread that gets it, nor on the compiler.
+ * in a vector nor on the thread that gets it, nor on the compiler, nor on what else the rank owns.
+ *
+ * The shard's slices are cut once into runs of equal decay; each thread takes the same share of the moments, which lie
+ * side by side, and passes over the runs in it:
+ *
+ *     params, grads   ....[ slice 0 | decay ]...............[ slice 1 ]......
+ *     m, v                [ run 0   | run 1 ][ run 2  ]
+ *     threads             |    0        |      1      |
  *
  * Never done: an update with a scale that is not finite. The caller skips such a step. */
 #include "optim/adamw.h"
@@ -17,6 +24,7 @@
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
+#include <stdlib.h>
 
 enum { BLOCK = 4096 }; /* elements; threads share whole blocks */
 
@@ -28,15 +36,56 @@ typedef struct Constants {
     float eps;
 } Constants;
 
-Status adamw_create(AdamW *adamw, const ParamTable *table, const Allocator *memory) {
-    size_t bytes = (size_t)table->elems * sizeof(float);
-    *adamw = (AdamW){.table = table, .memory = memory};
+/* The runs of equal decay in a slice, stored behind one another unless runs is NULL; returns how many. */
+static int cut_slice(const ParamTable *table, Slice slice, int64_t at, AdamWRun *runs) {
+    int count = 0;
+    for (int i = 0; i < table->param_count;) {
+        bool decay = table->params[i].decay;
+        int64_t first = table->params[i].offset;
+        while (i < table->param_count && table->params[i].decay == decay)
+            i++;
+        int64_t end = i < table->param_count ? table->params[i].offset : table->elems;
+        first = first > slice.start ? first : slice.start;
+        end = end < slice.start + slice.elems ? end : slice.start + slice.elems;
+        if (first >= end)
+            continue;
+        if (runs)
+            runs[count] = (AdamWRun){.start = first, .at = at + first - slice.start, .elems = end - first,
+                                     .decay = decay};
+        count++;
+    }
+    return count;
+}
+
+static int cut_shard(const ParamTable *table, const Shard *shard, AdamWRun *runs) {
+    int count = 0;
+    int64_t at = 0, end = 0;
+    for (int i = 0; i < shard->count; i++) {
+        Slice slice = shard->slices[i];
+        assert(slice.start >= end && slice.elems >= 0 && slice.start + slice.elems <= table->elems);
+        count += cut_slice(table, slice, at, runs ? runs + count : NULL);
+        at += slice.elems;
+        end = slice.start + slice.elems;
+    }
+    (void)end;
+    return count;
+}
+
+Status adamw_create(AdamW *adamw, const ParamTable *table, const Shard *shard, const Allocator *memory) {
+    const Slice all = {0, table->elems};
+    const Shard everything = {&all, 1};
+    shard = shard ? shard : &everything;
+    *adamw = (AdamW){.elems = shard_elems(shard), .run_count = cut_shard(table, shard, NULL), .memory = memory};
+    size_t bytes = (size_t)adamw->elems * sizeof(float);
+    adamw->runs = calloc((size_t)adamw->run_count + 1, sizeof *adamw->runs);
     adamw->m = memory_alloc(memory, bytes);
     adamw->v = adamw->m ? memory_alloc(memory, bytes) : NULL;
-    if (adamw->v)
-        return OK;
-    adamw_destroy(adamw);
-    return fault("out of memory: AdamW's moments take 2 x %.1f MiB", (double)bytes / (1 << 20));
+    if (!adamw->runs || !adamw->v) {
+        adamw_destroy(adamw);
+        return fault("out of memory: AdamW's moments take 2 x %.1f MiB", (double)bytes / (1 << 20));
+    }
+    cut_shard(table, shard, adamw->runs);
+    return OK;
 }
 
 void adamw_destroy(AdamW *adamw) {
@@ -44,6 +93,7 @@ void adamw_destroy(AdamW *adamw) {
         memory_free(adamw->memory, adamw->v);
         memory_free(adamw->memory, adamw->m);
     }
+    free(adamw->runs);
     *adamw = (AdamW){0};
 }
 
@@ -59,22 +109,16 @@ static void update_run(Constants k, float decay, int64_t elems, float *restrict 
     }
 }
 
-/* Elements first..last-1, one run of tensors with the same decay after the other. */
+/* Elements first..last-1 of the moments. */
 static void update_range(const AdamW *adamw, Constants k, float decay, float *params, const float *grads,
                          int64_t first, int64_t last) {
-    const Param *table = adamw->table->params;
-    int count = adamw->table->param_count;
-    for (int i = 0; i < count;) {
-        bool decays = table[i].decay;
-        int64_t begin = table[i].offset;
-        while (i < count && table[i].decay == decays)
-            i++;
-        int64_t end = i < count ? table[i].offset : adamw->table->elems;
-        begin = begin > first ? begin : first;
-        end = end < last ? end : last;
+    for (const AdamWRun *run = adamw->runs; run < adamw->runs + adamw->run_count; run++) {
+        int64_t begin = run->at > first ? run->at : first;
+        int64_t end = run->at + run->elems < last ? run->at + run->elems : last;
+        int64_t place = run->start + begin - run->at;
         if (begin < end)
-            update_run(k, decays ? decay : 0, end - begin, params + begin, adamw->m + begin, adamw->v + begin,
-                       grads + begin);
+            update_run(k, run->decay ? decay : 0, end - begin, params + place, adamw->m + begin, adamw->v + begin,
+                       grads + place);
     }
 }
 
@@ -91,7 +135,7 @@ void adamw_update(AdamW *adamw, const OptimConfig *config, double lr, double gra
         .eps = (float)config->eps,
     };
     float decay = (float)(lr * config->weight_decay);
-    int64_t elems = adamw->table->elems, blocks = (elems + BLOCK - 1) / BLOCK;
+    int64_t elems = adamw->elems, blocks = (elems + BLOCK - 1) / BLOCK;
 #pragma omp parallel
     {
         int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();

@@ -27,26 +27,63 @@ extern const int optim_option_count;
  * steps. */
 double learning_rate(const OptimConfig *config, int64_t step, int64_t steps);
 
-/* Global L2 norm of grads f32[elems]: f64 sums over fixed blocks of 4,096 elements, added in block order, so that it
- * does not depend on threads or ranks. Inf or NaN anywhere gives a non-finite result. */
-double grad_norm(const float *grads, int64_t elems);
+/* Global L2 norm of grads f32[table->elems]: f64 sums over units, added in the order of the flat array, so that it does
+ * not depend on threads or ranks. A unit is what multiples of 4,096 and the bounds of table->gradients leave uncut.
+ * Inf or NaN anywhere gives a non-finite result. Allocates nothing. */
+double grad_norm(const ParamTable *table, const float *grads);
+
+/* The same norm, the same bits, where each rank has only its shard of the gradient: every rank calls norm_partial,
+ * sends what it got to the others, puts what it received in place by norm_scatter, and adds up by norm_total.
+ * Shards are made of whole units; together they hold each unit once. */
+typedef struct NormPlan {
+    int64_t units;
+    int64_t *starts; /* [units + 1], owned: unit u is elements starts[u] .. starts[u + 1] - 1 */
+} NormPlan;
+
+Status norm_plan_create(NormPlan *plan, const ParamTable *table);
+void norm_plan_destroy(NormPlan *plan); /* accepts a zeroed one */
+
+int64_t norm_shard_units(const NormPlan *plan, const Shard *shard);
+
+/* partial f64[norm_shard_units] = the sums of the shard's units, in the order of its slices. One read of the shard's
+ * part of grads f32[table->elems], all threads. shard NULL: everything, and partial is what norm_total takes. */
+void norm_partial(const NormPlan *plan, const float *grads, const Shard *shard, double *partial);
+
+/* Puts what norm_partial gave for that shard in its place among sums f64[units]. */
+void norm_scatter(const NormPlan *plan, const Shard *shard, const double *partial, double *sums);
+
+/* The norm from the sums of all units. */
+double norm_total(const NormPlan *plan, const double *sums);
 
 /* What gradients are multiplied by: min(1, clip / norm), 1 when clip is 0. */
 double clip_scale(double norm, double clip);
 
+/* Part of a slice whose tensors all decay, or all do not. */
+typedef struct AdamWRun {
+    int64_t start; /* in the flat arrays */
+    int64_t at;    /* in the moments */
+    int64_t elems;
+    bool decay;
+} AdamWRun;
+
 typedef struct AdamW {
-    const ParamTable *table; /* borrowed */
-    float *m, *v;            /* f32[table->elems], first and second moments, owned */
+    int64_t elems;           /* of the shard */
+    float *m, *v;            /* f32[elems], first and second moments of the slices one after the other, owned */
     int64_t step;            /* updates done; goes into checkpoints with m and v */
+    AdamWRun *runs;          /* owned */
+    int run_count;
     const Allocator *memory; /* borrowed */
 } AdamW;
 
-Status adamw_create(AdamW *adamw, const ParamTable *table, const Allocator *memory);
+/* shard NULL: everything, and the moments are laid out as the flat arrays. Slices may begin and end anywhere. Keeps
+ * neither table nor shard. */
+Status adamw_create(AdamW *adamw, const ParamTable *table, const Shard *shard, const Allocator *memory);
 void adamw_destroy(AdamW *adamw); /* accepts a zeroed one */
 
 /* One update in place: g = grad_scale * grads; m, v and bias correction as in the paper; p -= lr * (mhat /
- * (sqrt(vhat) + eps) + wd * p), wd on tensors with `decay` only. One pass over memory, all threads; element-wise, so
- * bits do not depend on threads. */
+ * (sqrt(vhat) + eps) + wd * p), wd on tensors with `decay` only. params and grads are flat; the shard is updated and
+ * nothing else is read or written. One pass over memory, all threads; element-wise, so bits depend neither on threads
+ * nor on the shard. */
 void adamw_update(AdamW *adamw, const OptimConfig *config, double lr, double grad_scale, float *params,
                   const float *grads);
 

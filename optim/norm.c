@@ -1,16 +1,28 @@
 /* The global gradient norm, in an order of summation that nothing can change: squares are exact in f64; LANES partial
- * sums per block (lane = index modulo LANES) are folded in halves; blocks are added in their order. So the result is
- * the same for any number of threads, any vector width, and for ranks that hold only some of the blocks. Costs one
- * read of the gradient. */
+ * sums per unit (lane = index in the unit modulo LANES) are folded in halves; units are added in their order. The flat
+ * array is cut into units at every multiple of BLOCK and at the bounds of the gradients:
+ *
+ *     BLOCK       0         1         2         3         4
+ *     gradients   | 0     | 1                        | 2  |
+ *     units       | 0     |1| 2       | 3       | 4  | 5  |
+ *
+ * Buckets are made of gradients or cut at multiples of BLOCK, and so are the shards of ranks: each unit lies in one of
+ * them. So the result is the same for any number of threads or ranks, any vector width, any buckets. Costs one read
+ * of the gradient. */
 #include "optim/adamw.h"
 
+#include <assert.h>
 #include <math.h>
+#include <omp.h>
+#include <stdlib.h>
 
-enum { BLOCK = 4096, LANES = 16, BLOCKS_PER_ROUND = 2048 };
+enum { BLOCK = 4096, LANES = 16, UNITS_PER_ROUND = 2048 };
 
-static double block_sum(const float *grads, int64_t elems) {
+/* Of the squares of grads[start .. end - 1]. */
+static double unit_sum(const float *grads, int64_t start, int64_t end) {
     double lanes[LANES] = {0};
-    int64_t whole = elems / LANES * LANES;
+    int64_t elems = end - start, whole = elems / LANES * LANES;
+    grads += start;
     for (int64_t i = 0; i < whole; i += LANES)
         for (int lane = 0; lane < LANES; lane++)
             lanes[lane] += (double)grads[i + lane] * (double)grads[i + lane];
@@ -22,20 +34,127 @@ static double block_sum(const float *grads, int64_t elems) {
     return lanes[0];
 }
 
-double grad_norm(const float *grads, int64_t elems) {
-    double sums[BLOCKS_PER_ROUND]; /* rounds keep this small, whatever the size of the gradient */
-    double total = 0;
-    int64_t blocks = (elems + BLOCK - 1) / BLOCK;
-    for (int64_t first = 0; first < blocks; first += BLOCKS_PER_ROUND) {
-        int64_t count = blocks - first < BLOCKS_PER_ROUND ? blocks - first : BLOCKS_PER_ROUND;
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < count; i++) {
-            int64_t begin = (first + i) * BLOCK;
-            sums[i] = block_sum(grads + begin, elems - begin < BLOCK ? elems - begin : BLOCK);
+/* Where the unit ends that begins at `start`; *gradient is the one that the unit before lay in. */
+static int64_t unit_end(const ParamTable *table, int *gradient, int64_t start) {
+    const Gradient *g = &table->gradients[*gradient];
+    while (g->offset + g->elems <= start)
+        g++;
+    *gradient = (int)(g - table->gradients);
+    int64_t block_end = (start / BLOCK + 1) * BLOCK, gradient_end = g->offset + g->elems;
+    return block_end < gradient_end ? block_end : gradient_end;
+}
+
+double grad_norm(const ParamTable *table, const float *grads) {
+    int64_t bounds[UNITS_PER_ROUND + 1] = {0}; /* rounds keep this small, whatever the size of the gradient */
+    double sums[UNITS_PER_ROUND], total = 0;
+    for (int gradient = 0; bounds[0] < table->elems;) {
+        int count = 0;
+        while (count < UNITS_PER_ROUND && bounds[count] < table->elems) {
+            bounds[count + 1] = unit_end(table, &gradient, bounds[count]);
+            count++;
         }
-        for (int64_t i = 0; i < count; i++)
+#pragma omp parallel for schedule(static)
+        for (int i = 0; i < count; i++)
+            sums[i] = unit_sum(grads, bounds[i], bounds[i + 1]);
+        for (int i = 0; i < count; i++)
             total += sums[i];
+        bounds[0] = bounds[count];
     }
+    return sqrt(total);
+}
+
+/* ---- in parts ---- */
+
+Status norm_plan_create(NormPlan *plan, const ParamTable *table) {
+    *plan = (NormPlan){0};
+    int gradient = 0;
+    for (int64_t at = 0; at < table->elems; plan->units++)
+        at = unit_end(table, &gradient, at);
+    plan->starts = calloc((size_t)plan->units + 1, sizeof *plan->starts);
+    if (!plan->starts)
+        return fault("out of memory: the gradient norm has %lld units", (long long)plan->units);
+    gradient = 0;
+    for (int64_t unit = 0; unit < plan->units; unit++)
+        plan->starts[unit + 1] = unit_end(table, &gradient, plan->starts[unit]);
+    return OK;
+}
+
+void norm_plan_destroy(NormPlan *plan) {
+    free(plan->starts);
+    *plan = (NormPlan){0};
+}
+
+/* The unit that begins at `start`, or `units` at the end of the array. */
+static int64_t unit_at(const NormPlan *plan, int64_t start) {
+    int64_t low = 0, high = plan->units;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (plan->starts[middle] < start)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    assert(plan->starts[low] == start);
+    return low;
+}
+
+typedef struct Units {
+    int64_t first, count;
+} Units;
+
+static Units units_of(const NormPlan *plan, Slice slice) {
+    if (slice.elems == 0)
+        return (Units){0};
+    int64_t first = unit_at(plan, slice.start);
+    return (Units){first, unit_at(plan, slice.start + slice.elems) - first};
+}
+
+int64_t norm_shard_units(const NormPlan *plan, const Shard *shard) {
+    int64_t count = 0;
+    for (int i = 0; i < shard->count; i++)
+        count += units_of(plan, shard->slices[i]).count;
+    return count;
+}
+
+/* Places first..last-1 of partial. */
+static void partial_range(const NormPlan *plan, const float *grads, const Shard *shard, double *partial, int64_t first,
+                          int64_t last) {
+    int64_t at = 0; /* place of the slice's first unit */
+    for (int i = 0; i < shard->count && at < last; i++) {
+        Units units = units_of(plan, shard->slices[i]);
+        int64_t begin = at > first ? at : first, end = at + units.count < last ? at + units.count : last;
+        for (int64_t place = begin; place < end; place++) {
+            const int64_t *start = &plan->starts[units.first + place - at];
+            partial[place] = unit_sum(grads, start[0], start[1]);
+        }
+        at += units.count;
+    }
+}
+
+void norm_partial(const NormPlan *plan, const float *grads, const Shard *shard, double *partial) {
+    const Slice all = {0, plan->starts[plan->units]};
+    const Shard everything = {&all, 1};
+    shard = shard ? shard : &everything;
+    int64_t count = norm_shard_units(plan, shard);
+#pragma omp parallel
+    {
+        int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        partial_range(plan, grads, shard, partial, count * thread / threads, count * (thread + 1) / threads);
+    }
+}
+
+void norm_scatter(const NormPlan *plan, const Shard *shard, const double *partial, double *sums) {
+    for (int i = 0; i < shard->count; i++) {
+        Units units = units_of(plan, shard->slices[i]);
+        for (int64_t unit = 0; unit < units.count; unit++)
+            sums[units.first + unit] = *partial++;
+    }
+}
+
+double norm_total(const NormPlan *plan, const double *sums) {
+    double total = 0;
+    for (int64_t unit = 0; unit < plan->units; unit++)
+        total += sums[unit];
     return sqrt(total);
 }
 

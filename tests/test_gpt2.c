@@ -327,6 +327,64 @@ static void test_ready(void **state) {
     }
 }
 
+/* ---- need ---- */
+
+typedef struct Supply {
+    Fixture *fixture;
+    const float *values; /* what the parameters will be */
+    int asked[32], count;
+} Supply;
+
+/* Brings the parameters in the moment they are asked for. */
+static void supply(void *user, int gradient) {
+    Supply *s = user;
+    const Gradient *g = &s->fixture->table.gradients[gradient];
+    memcpy(s->fixture->params + g->offset, s->values + g->offset, (size_t)g->elems * sizeof(float));
+    s->asked[s->count++] = gradient;
+}
+
+static int gradient_of(const ParamTable *table, const char *name, int layer) {
+    return param_gradient(table, param_find(table, name, layer));
+}
+
+/* The order that gpt2.h promises. */
+static void assert_order_of_need(const Supply *s) {
+    static const char *const layer_order[] = {"ln2b", "qkvw", "attprojw", "fcw", "fcprojw"};
+    const ParamTable *table = &s->fixture->table;
+    int at = 0;
+    assert_int_equal(s->count, table->gradient_count);
+    assert_int_equal(s->asked[at++], gradient_of(table, "wte", -1));
+    assert_int_equal(s->asked[at++], gradient_of(table, "wpe", -1));
+    for (int layer = 0; layer < small.layers; layer++)
+        for (int i = 0; i < 5; i++)
+            assert_int_equal(s->asked[at++], gradient_of(table, layer_order[i], layer));
+    assert_int_equal(s->asked[at++], gradient_of(table, "lnfb", -1));
+}
+
+/* Parameters are NaN until they are asked for: a read before that would show in loss or gradients. */
+static void test_need(void **state) {
+    (void)state;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        Fixture plain, late;
+        set_up(&plain, true, recompute, B, T);
+        set_up(&late, true, recompute, B, T);
+        Supply s = {.fixture = &late, .values = plain.params};
+        gpt2_on_need(late.model, supply, &s);
+        double loss = run(&plain, B, T);
+        for (int step = 0; step < 2; step++) {
+            memset(late.params, 0xff, (size_t)late.table.elems * sizeof(float));
+            s.count = 0;
+            assert_true(run(&late, B, T) == loss);
+            assert_same_bits(late.grads, plain.grads, plain.table.elems);
+            assert_order_of_need(&s);
+        }
+        gpt2_on_need(late.model, NULL, NULL);
+        assert_true(run(&late, B, T) == loss);
+        assert_int_equal(s.count, late.table.gradient_count);
+        tear_down(&plain), tear_down(&late);
+    }
+}
+
 /* ---- ranks as threads ---- */
 
 static void *rank_main(void *fixture) {
@@ -448,6 +506,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_loss_agrees_with_logits),
     cmocka_unit_test(test_nan_loss),
     cmocka_unit_test(test_ready),
+    cmocka_unit_test(test_need),
     cmocka_unit_test(test_ranks_as_threads),
     cmocka_unit_test(test_cache),
     cmocka_unit_test(test_cache_full),

@@ -48,7 +48,7 @@ static void reference_update(Reference *r, double g, const OptimConfig *config, 
 static void check_against_reference(const OptimConfig *config, double grad_scale) {
     ParamTable table = odd_table();
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
     float *params = random_array(table.elems, 0, 0.1);
     Reference *references = calloc((size_t)table.elems, sizeof *references);
     assert_non_null(references);
@@ -97,7 +97,7 @@ static void adamw_moments_of_a_constant_gradient_stand_still(void **state) {
     ParamTable table = {0};
     param_add(&table, "fcb", 0, 1, 5);
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
     OptimConfig config = gpt2_optim;
     config.beta2 = 0.999;
     float params[5] = {0}, grads[5] = {1, -2, 0.5f, 0x1p-13f, 0}, squares[5];
@@ -118,7 +118,7 @@ static void adamw_leaves_zeros_alone(void **state) {
     (void)state;
     ParamTable table = odd_table();
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
     float *zeros = calloc((size_t)table.elems, sizeof *zeros), *params = calloc((size_t)table.elems, sizeof *params);
     for (int step = 0; step < 3; step++)
         adamw_update(&adamw, &gpt2_optim, 1e-3, 1, params, zeros);
@@ -138,7 +138,7 @@ static void adamw_bits_do_not_depend_on_threads(void **state) {
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);
         AdamW adamw;
-        assert_ok(adamw_create(&adamw, &table, &host_memory));
+        assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
         float *params = random_array(table.elems, 0, 0.1), *grads = random_array(table.elems, 1, 1);
         for (int step = 0; step < 3; step++)
             adamw_update(&adamw, &gpt2_optim, 1e-3, 0.7, params, grads);
@@ -163,7 +163,7 @@ static void adamw_bits_do_not_depend_on_position(void **state) {
     ParamTable table = {0};
     param_add(&table, "fcw", 0, 3, 1391);
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
     float params[3 * 1391], grads[3 * 1391];
     for (int i = 0; i < 3 * 1391; i++)
         params[i] = 0.123f, grads[i] = 0.0317f;
@@ -187,11 +187,18 @@ static void adamw_reports_lack_of_memory(void **state) {
         int allocations = left;
         Allocator memory = {no_memory, host_memory.free, &allocations};
         AdamW adamw;
-        assert_int_equal(adamw_create(&adamw, &table, &memory), FAULT);
+        assert_int_equal(adamw_create(&adamw, &table, NULL, &memory), FAULT);
         assert_non_null(strstr(error_line(), "out of memory"));
         adamw_destroy(&adamw);
     }
     param_table_free(&table);
+}
+
+/* One gradient of that size; grad_norm looks at nothing else in a table. */
+static double norm_of(const float *grads, int64_t elems) {
+    Gradient whole = {.elems = elems};
+    const ParamTable table = {.gradients = &whole, .gradient_count = 1, .elems = elems};
+    return grad_norm(&table, grads);
 }
 
 static double naive_norm(const float *grads, int64_t elems) {
@@ -207,11 +214,11 @@ static void norm_matches_float64_on_odd_sizes(void **state) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         float *grads = random_array(sizes[i] + 1, i, 3);
         double expected = naive_norm(grads, sizes[i]);
-        assert_close(grad_norm(grads, sizes[i]), expected, 1e-12 * expected);
+        assert_close(norm_of(grads, sizes[i]), expected, 1e-12 * expected);
         free(grads);
     }
     float extremes[3] = {3e38f, 0, -3e38f}; /* squares overflow f32, not f64 */
-    assert_close(grad_norm(extremes, 3), sqrt(2.0) * 3e38f, 1e27);
+    assert_close(norm_of(extremes, 3), sqrt(2.0) * 3e38f, 1e27);
 }
 
 /* More than one round of blocks, and bits equal for any number of threads. */
@@ -226,7 +233,7 @@ static void norm_bits_do_not_depend_on_threads(void **state) {
     int before = omp_get_max_threads();
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);
-        double norm = grad_norm(grads, elems);
+        double norm = norm_of(grads, elems);
         assert_close(norm, expected, 1e-10 * expected); /* naive_norm adds 8 M numbers one by one */
         if (threads == 1)
             first = norm;
@@ -236,9 +243,8 @@ static void norm_bits_do_not_depend_on_threads(void **state) {
     free(grads);
 }
 
-/* The order that the header promises, written down plainly: block sums of 4,096 elements, added in order. A rank that
- * holds whole blocks can then contribute them. */
-static double plain_block_sum(const float *grads, int64_t elems) {
+/* The order that the header promises, written down plainly: sums over units, added in order. */
+static double plain_unit_sum(const float *grads, int64_t elems) {
     double lanes[16] = {0};
     for (int64_t i = 0; i < elems; i++)
         lanes[i % 16] += (double)grads[i] * grads[i];
@@ -248,18 +254,215 @@ static double plain_block_sum(const float *grads, int64_t elems) {
     return lanes[0];
 }
 
-static void norm_is_a_sum_of_block_norms(void **state) {
+static bool is_bound(const ParamTable *table, int64_t at) {
+    for (int i = 0; i < table->gradient_count; i++)
+        if (table->gradients[i].offset == at)
+            return true;
+    return at % 4096 == 0 || at == table->elems;
+}
+
+static int64_t end_of_unit(const ParamTable *table, int64_t start) {
+    int64_t end = start + 1;
+    while (!is_bound(table, end))
+        end++;
+    return end;
+}
+
+static void norm_is_a_sum_over_units(void **state) {
     (void)state;
+    ParamTable table = odd_table();
     for (uint64_t round = 0; round < 10; round++) { /* several, since the root can hide a difference in the last bit */
-        int64_t elems = 25 * 4096 + 100;
-        float *grads = random_array(elems, 9 + round, 1);
+        float *grads = random_array(table.elems, 9 + round, 1);
         double sum = 0;
-        for (int64_t at = 0; at < elems; at += 4096)
-            sum += plain_block_sum(grads + at, elems - at < 4096 ? elems - at : 4096);
-        double norm = grad_norm(grads, elems), plain = sqrt(sum);
+        for (int64_t at = 0, end; at < table.elems; at = end) {
+            end = end_of_unit(&table, at);
+            sum += plain_unit_sum(grads + at, end - at);
+        }
+        double norm = grad_norm(&table, grads), plain = sqrt(sum);
         assert_memory_equal(&norm, &plain, sizeof norm);
         free(grads);
     }
+    param_table_free(&table);
+}
+
+/* ---- in shards ---- */
+
+enum { RANKS_MAX = 5 };
+
+typedef struct Partition {
+    Shard shards[RANKS_MAX];
+    Slice *slices[RANKS_MAX];
+} Partition;
+
+static void append(Shard *shard, Slice *slices, int64_t start, int64_t end, bool join) {
+    Slice *last = shard->count ? &slices[shard->count - 1] : NULL;
+    if (join && last && last->start + last->elems == start)
+        last->elems += end - start;
+    else
+        slices[shard->count++] = (Slice){start, end - start};
+}
+
+/* Deals the pieces of the array to the ranks as they come: whole units, or of random length. Neighbours of one rank
+ * are joined, or not; now and then somebody gets an empty slice. */
+static void deal(Partition *partition, const ParamTable *table, int ranks, bool units, uint64_t seed) {
+    for (int rank = 0; rank < ranks; rank++) {
+        partition->slices[rank] = malloc((size_t)(table->elems + 1) * 2 * sizeof(Slice));
+        partition->shards[rank] = (Shard){partition->slices[rank], 0};
+    }
+    uint64_t draw = 0;
+    for (int64_t at = 0, end; at < table->elems; at = end) {
+        uint64_t bits = random_bits(seed, 1, draw++);
+        end = units ? end_of_unit(table, at) : at + 1 + (int64_t)(bits >> 40) % 700;
+        end = end < table->elems ? end : table->elems;
+        int rank = (int)(bits % (uint64_t)ranks);
+        if (bits >> 20 & 1)
+            append(&partition->shards[rank], partition->slices[rank], at, at, false);
+        append(&partition->shards[rank], partition->slices[rank], at, end, bits >> 21 & 1);
+    }
+}
+
+static void undeal(Partition *partition, int ranks) {
+    for (int rank = 0; rank < ranks; rank++)
+        free(partition->slices[rank]);
+}
+
+static ParamTable larger_table(void) {
+    ParamTable table = odd_table();
+    param_add(&table, "fcw", 1, 211, 157);
+    param_add(&table, "fcb", 1, 1, 157);
+    param_add(&table, "qkvw", 1, 64, 128); /* two whole blocks, at an odd offset */
+    param_add(&table, "qkvb", 1, 1, 1);
+    return table;
+}
+
+/* Each rank updates its shard of parameters of its own; elsewhere it has NaN, also in the gradient, so that a read or
+ * a write beyond the shard shows. */
+static void check_sharded_update(const ParamTable *table, const Partition *partition, int ranks) {
+    size_t bytes = (size_t)table->elems * sizeof(float);
+    float *params = random_array(table->elems, 0, 0.1), *own = malloc(bytes), *own_grads = malloc(bytes);
+    AdamW whole;
+    assert_ok(adamw_create(&whole, table, NULL, &host_memory));
+    float *start = malloc(bytes);
+    memcpy(start, params, bytes);
+    for (int step = 0; step < 3; step++) {
+        float *grads = random_array(table->elems, 1 + (uint64_t)step, 1);
+        adamw_update(&whole, &gpt2_optim, 1e-3, 0.7, params, grads);
+        free(grads);
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+        const Shard *shard = &partition->shards[rank];
+        AdamW part;
+        assert_ok(adamw_create(&part, table, shard, &host_memory));
+        assert_int_equal(part.elems, shard_elems(shard));
+        memset(own, 0xff, bytes);
+        for (int i = 0; i < shard->count; i++)
+            memcpy(own + shard->slices[i].start, start + shard->slices[i].start,
+                   (size_t)shard->slices[i].elems * sizeof(float));
+        for (int step = 0; step < 3; step++) {
+            float *grads = random_array(table->elems, 1 + (uint64_t)step, 1);
+            memset(own_grads, 0xff, bytes);
+            for (int i = 0; i < shard->count; i++)
+                memcpy(own_grads + shard->slices[i].start, grads + shard->slices[i].start,
+                       (size_t)shard->slices[i].elems * sizeof(float));
+            adamw_update(&part, &gpt2_optim, 1e-3, 0.7, own, own_grads);
+            free(grads);
+        }
+        int64_t at = 0, end = 0;
+        for (int i = 0; i < shard->count; i++) {
+            Slice slice = shard->slices[i];
+            size_t size = (size_t)slice.elems * sizeof(float);
+            assert_memory_equal(own + slice.start, params + slice.start, size);
+            assert_memory_equal(part.m + at, whole.m + slice.start, size);
+            assert_memory_equal(part.v + at, whole.v + slice.start, size);
+            for (; end < slice.start; end++)
+                assert_memory_equal(&own[end], "\xff\xff\xff\xff", 4);
+            at += slice.elems;
+            end = slice.start + slice.elems;
+        }
+        for (; end < table->elems; end++)
+            assert_memory_equal(&own[end], "\xff\xff\xff\xff", 4);
+        adamw_destroy(&part);
+    }
+    adamw_destroy(&whole);
+    free(start);
+    free(own_grads);
+    free(own);
+    free(params);
+}
+
+static void adamw_on_shards_has_the_bits_of_the_whole(void **state) {
+    (void)state;
+    ParamTable table = larger_table();
+    for (int ranks = 1; ranks <= RANKS_MAX; ranks++)
+        for (int units = 0; units < 2; units++) {
+            Partition partition;
+            deal(&partition, &table, ranks, units, (uint64_t)ranks);
+            check_sharded_update(&table, &partition, ranks);
+            undeal(&partition, ranks);
+        }
+    param_table_free(&table);
+}
+
+/* What every rank would find: its own part from its own gradient, NaN elsewhere, and the parts of the others. */
+static double norm_in_parts(const NormPlan *plan, const float *grads, const Partition *partition, int ranks) {
+    double *sums = malloc((size_t)plan->units * sizeof *sums);
+    double *partial = malloc((size_t)plan->units * sizeof *partial);
+    size_t bytes = (size_t)plan->starts[plan->units] * sizeof(float);
+    float *own = malloc(bytes);
+    memset(sums, 0xff, (size_t)plan->units * sizeof *sums);
+    int64_t units = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        const Shard *shard = &partition->shards[rank];
+        memset(own, 0xff, bytes);
+        for (int i = 0; i < shard->count; i++)
+            memcpy(own + shard->slices[i].start, grads + shard->slices[i].start,
+                   (size_t)shard->slices[i].elems * sizeof(float));
+        norm_partial(plan, own, shard, partial);
+        norm_scatter(plan, shard, partial, sums);
+        units += norm_shard_units(plan, shard);
+    }
+    assert_int_equal(units, plan->units);
+    double norm = norm_total(plan, sums);
+    free(own), free(partial), free(sums);
+    return norm;
+}
+
+static void norm_from_shards_has_the_bits_of_the_whole(void **state) {
+    (void)state;
+    ParamTable table = larger_table();
+    NormPlan plan;
+    assert_ok(norm_plan_create(&plan, &table));
+    for (int ranks = 1; ranks <= RANKS_MAX; ranks++)
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            float *grads = random_array(table.elems, 20 + seed, 1);
+            Partition partition;
+            deal(&partition, &table, ranks, true, seed);
+            double whole = grad_norm(&table, grads), parts = norm_in_parts(&plan, grads, &partition, ranks);
+            assert_memory_equal(&parts, &whole, sizeof whole);
+            double *sums = malloc((size_t)plan.units * sizeof *sums);
+            norm_partial(&plan, grads, NULL, sums);
+            double direct = norm_total(&plan, sums);
+            assert_memory_equal(&direct, &whole, sizeof whole);
+            grads[(int64_t)seed * 9000 + ranks] = seed % 2 ? NAN : INFINITY;
+            assert_false(isfinite(norm_in_parts(&plan, grads, &partition, ranks)));
+            undeal(&partition, ranks);
+            free(sums);
+            free(grads);
+        }
+    norm_plan_destroy(&plan);
+    param_table_free(&table);
+}
+
+static void norm_of_nothing_is_zero(void **state) {
+    (void)state;
+    const ParamTable empty = {0};
+    NormPlan plan;
+    assert_ok(norm_plan_create(&plan, &empty));
+    assert_int_equal(plan.units, 0);
+    assert_close(norm_total(&plan, NULL), 0, 0);
+    assert_close(grad_norm(&empty, NULL), 0, 0);
+    norm_plan_destroy(&plan);
+    norm_plan_destroy(&plan);
 }
 
 static void norm_is_not_finite_when_a_gradient_is_not(void **state) {
@@ -271,10 +474,10 @@ static void norm_is_not_finite_when_a_gradient_is_not(void **state) {
         for (int k = 0; k < 3; k++) {
             float kept = grads[places[i]];
             grads[places[i]] = bad[k];
-            assert_false(isfinite(grad_norm(grads, 20000)));
+            assert_false(isfinite(norm_of(grads, 20000)));
             grads[places[i]] = kept;
         }
-    assert_true(isfinite(grad_norm(grads, 20000)));
+    assert_true(isfinite(norm_of(grads, 20000)));
     free(grads);
 }
 
@@ -378,8 +581,11 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(adamw_reports_lack_of_memory),
     cmocka_unit_test(norm_matches_float64_on_odd_sizes),
     cmocka_unit_test(norm_bits_do_not_depend_on_threads),
-    cmocka_unit_test(norm_is_a_sum_of_block_norms),
+    cmocka_unit_test(norm_is_a_sum_over_units),
     cmocka_unit_test(norm_is_not_finite_when_a_gradient_is_not),
+    cmocka_unit_test(adamw_on_shards_has_the_bits_of_the_whole),
+    cmocka_unit_test(norm_from_shards_has_the_bits_of_the_whole),
+    cmocka_unit_test(norm_of_nothing_is_zero),
     cmocka_unit_test(clip_scales_only_above_the_limit),
     cmocka_unit_test(schedules_follow_their_tables),
     cmocka_unit_test(schedules_have_defined_edges),
