@@ -17,6 +17,7 @@
 #include "run/placement.h"
 #include "run/sample.h"
 #include "run/settings.h"
+#include "run/shard.h"
 #include "run/snapshot.h"
 #include "run/sync_table.h"
 #include "run/trace.h"
@@ -42,12 +43,16 @@ typedef struct Trainer {
     Gpt2 *model;
     AdamW adamw;
     Sync *sync;
+    ShardNorm norm;
     Log *log;                        /* rank 0 */
     Trace *trace;                    /* NULL without log.trace */
     int64_t step, position, skipped; /* done so far; position is the next sequence's */
 } Trainer;
 
 /* ---- setting up ---- */
+
+/* With one rank nothing travels, and the embedding's two gradients are better summed at once. */
+static bool splits_embedding(const Trainer *t) { return t->settings->comm.split_embedding && t->ranks > 1; }
 
 static Gpt2Options model_options(const Trainer *t) {
     return (Gpt2Options){.max_B = (int)t->settings->train.batch, .max_T = (int)t->settings->train.seq_len,
@@ -116,15 +121,29 @@ static Status allocate(Trainer *t) {
     const Settings *s = t->settings;
     Gpt2Options options = model_options(t);
     size_t bytes = (size_t)t->table.elems * sizeof(float), tokens = (size_t)(s->train.batch * s->train.seq_len);
-    t->params = memory_alloc(&host_memory, bytes);
+    tokens *= (size_t)t->micro_steps;
+    t->params = memory_alloc(s->optim.zero ? comm_memory(t->comm) : &host_memory, bytes);
     t->grads = memory_alloc(comm_memory(t->comm), bytes);
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || !t->grads || !t->inputs || !t->targets)
         return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
-    TRY(gpt2_create(&t->model, &t->model_config, &t->table, t->params, t->grads, &options, t->device.ops,
-                    t->device.memory));
-    return t->device.computes ? adamw_create(&t->adamw, &t->table, NULL, &host_memory) : OK;
+    return gpt2_create(&t->model, &t->model_config, &t->table, t->params, t->grads, &options, t->device.ops,
+                       t->device.memory);
+}
+
+static Status synchronise(Trainer *t) {
+    const Settings *s = t->settings;
+    SyncSetup setup = {.table = &t->table, .grads = t->grads, .sharded = s->optim.zero, .params = t->params};
+    if (splits_embedding(t))
+        setup = (SyncSetup){.table = &t->table, .grads = t->grads, .sharded = s->optim.zero, .params = t->params,
+                            .vocab = t->model_config.vocab, .channels = t->model_config.channels,
+                            .tokens = t->micro_steps * s->train.batch * s->train.seq_len};
+    TRY(sync_create(&t->sync, t->comm, &s->comm, &setup));
+    gpt2_on_need(t->model, sync_need, t->sync);
+    if (t->device.computes)
+        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), &host_memory));
+    return shard_norm_create(&t->norm, t->comm, t->sync, &t->table);
 }
 
 static Snapshot snapshot_of(Trainer *t) {
@@ -185,55 +204,96 @@ static double lap(Trainer *t, const char *part, double *since_s) {
     return ms;
 }
 
-/* One step: returns with the same parameters on every rank. */
-static Status train_step(Trainer *t, StepLog *log) {
-    const Settings *s = t->settings;
-    int batch = (int)s->train.batch, seq_len = (int)s->train.seq_len;
-    double start_s = clock_s(), mark_s = start_s, loss = 0;
+/* All that this rank reads in the step. */
+static Status load(Trainer *t) {
+    int batch = (int)t->settings->train.batch;
+    int64_t tokens = batch * t->settings->train.seq_len;
+    for (int64_t micro = 0; micro < t->micro_steps; micro++) {
+        int64_t mine = t->position + (micro * t->ranks + t->rank) * batch;
+        TRY(loader_read(t->train_data, mine, batch, t->inputs + micro * tokens, t->targets + micro * tokens));
+    }
+    sync_forward_begin(t->sync, t->inputs, t->micro_steps * tokens);
+    return OK;
+}
+
+/* Loss and gradients of the whole step, summed up over its micro-steps. */
+static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double *loss) {
+    int batch = (int)t->settings->train.batch, seq_len = (int)t->settings->train.seq_len;
+    int64_t tokens = (int64_t)batch * seq_len;
     for (int64_t micro = 0; micro < t->micro_steps; micro++) {
         bool last = micro == t->micro_steps - 1;
-        int64_t mine = t->position + (micro * t->ranks + t->rank) * batch;
-        TRY(loader_read(t->train_data, mine, batch, t->inputs, t->targets));
-        lap(t, "load", &mark_s);
-        gpt2_forward(t->model, t->inputs, batch, seq_len);
-        log->forward_ms += lap(t, "forward", &mark_s);
+        gpt2_forward(t->model, t->inputs + micro * tokens, batch, seq_len);
+        log->forward_ms += lap(t, "forward", mark_s);
+        if (micro == 0) {
+            TRY(sync_forward_end(t->sync));
+            SyncLookup lookup = sync_lookup(t->sync);
+            (void)lookup;
+        }
         if (last)
             sync_begin(t->sync);
-        loss += gpt2_backward(t->model, t->targets, 1.0f / (float)t->micro_steps, micro > 0,
-                              last ? sync_mark_ready : NULL, t->sync);
-        log->backward_ms += lap(t, "backward", &mark_s);
+        *loss += gpt2_backward(t->model, t->targets + micro * tokens, 1.0f / (float)t->micro_steps, micro > 0,
+                               last ? sync_mark_ready : NULL, t->sync);
+        log->backward_ms += lap(t, "backward", mark_s);
         if (t->rank == 0)
             log_progress(t->log, (double)t->step + (double)(micro + 1) / (double)t->micro_steps);
     }
-    double backward_end_s = mark_s;
-    TRY(sync_wait(t->sync));
-    loss /= (double)t->micro_steps * t->ranks;
-    TRY(comm_reduce(t->comm, &loss, 1, COMM_SUM));
+    *loss /= (double)t->micro_steps * t->ranks;
+    return OK;
+}
 
-    lap(t, "wait for gradients", &mark_s);
-    trace_sync(t->trace, t->sync, &t->table, backward_end_s);
-    log->lr = learning_rate(&s->optim, t->step, s->train.steps);
-    if (t->device.computes)
-        log->grad_norm = grad_norm(&t->table, t->grads);
-    if (t->device.computes && isfinite(loss) && isfinite(log->grad_norm)) /* alike on all ranks, as both are */
-        adamw_update(&t->adamw, &s->optim, log->lr, clip_scale(log->grad_norm, s->optim.grad_clip), t->params,
-                     t->grads);
-    else if (t->device.computes)
+/* Clip and update; a step whose loss or gradient is not finite, which all ranks see alike, changes nothing. */
+static Status update(Trainer *t, StepLog *log) {
+    const OptimConfig *optim = &t->settings->optim;
+    log->lr = learning_rate(optim, t->step, t->settings->train.steps);
+    if (!t->device.computes) {
+        sync_commit(t->sync);
+        return OK;
+    }
+    TRY(shard_norm(&t->norm, t->grads, &log->grad_norm));
+    if (isfinite(log->loss) && isfinite(log->grad_norm)) {
+        adamw_update(&t->adamw, optim, log->lr, clip_scale(log->grad_norm, optim->grad_clip), t->params, t->grads);
+        sync_commit(t->sync);
+    } else {
         t->skipped++;
-    log->update_ms = lap(t, "update", &mark_s);
+    }
+    return OK;
+}
 
-    t->step++;
-    t->position += t->global_sequences;
+static Status log_sync(Trainer *t, StepLog *log) {
     SyncStats stats = sync_stats(t->sync);
     double bytes[] = {(double)stats.bytes_intra, (double)stats.bytes_inter};
     TRY(comm_reduce(t->comm, bytes, 2, COMM_SUM));
-    log->step = t->step, log->loss = loss, log->skipped = t->skipped;
     log->comm_ms = stats.comm_ms, log->comm_exposed_ms = stats.comm_exposed_ms;
     log->bytes_intra = bytes[0], log->bytes_inter = bytes[1];
+    log->compress_error = stats.compress_error;
+    return OK;
+}
+
+/* One step: returns with the same parameters on every rank, or on their way there. */
+static Status train_step(Trainer *t, StepLog *log) {
+    const Settings *s = t->settings;
+    double start_s = clock_s(), mark_s = start_s;
+    TRY(load(t));
+    lap(t, "load", &mark_s);
+    TRY(forward_backward(t, log, &mark_s, &log->loss));
+    double backward_end_s = mark_s;
+    TRY(sync_wait(t->sync));
+    TRY(comm_reduce(t->comm, &log->loss, 1, COMM_SUM));
+    lap(t, "wait for gradients", &mark_s);
+    trace_sync(t->trace, t->sync, &t->table, backward_end_s);
+    TRY(update(t, log));
+    log->update_ms = lap(t, "update", &mark_s);
+    TRY(log_sync(t, log));
+
+    t->step++;
+    t->position += t->global_sequences;
+    log->step = t->step, log->skipped = t->skipped;
     log->step_ms = 1e3 * (clock_s() - start_s);
-    log->tokens_per_s = (double)(t->global_sequences * seq_len) / log->step_ms * 1e3;
-    if (s->comm.verify_every && t->step % s->comm.verify_every == 0)
+    log->tokens_per_s = (double)(t->global_sequences * s->train.seq_len) / log->step_ms * 1e3;
+    if (s->comm.verify_every && t->step % s->comm.verify_every == 0) {
+        TRY(sync_gather_params(t->sync));
         TRY(comm_verify(t->comm, t->params, (size_t)t->table.elems * sizeof(float), "parameters"));
+    }
     return OK;
 }
 
@@ -286,6 +346,9 @@ static Status train_loop(Trainer *t) {
     while (t->step < last) {
         StepLog log = {0};
         TRY(train_step(t, &log));
+        if (due(t->step, s->train.val_every, last) || due(t->step, s->train.sample_every, last) ||
+            due(t->step, s->train.save_every, last))
+            TRY(sync_gather_params(t->sync));
         if (due(t->step, s->train.val_every, last))
             TRY(validate(t, &log));
         device_step_done(&t->device, t->step);
@@ -334,12 +397,13 @@ static Status train(Trainer *t) {
         return OK;
     TRY(comm_agree(t->comm, t->rank == 0 ? snapshot_open_folder(t->settings->run.out, t->settings->run.resume) : OK));
     TRY(comm_agree(t->comm, allocate(t)));
-    TRY(sync_create(&t->sync, t->comm, &t->settings->comm, &t->table, t->grads));
+    TRY(synchronise(t));
     TRY(initialise(t));
     TRY(comm_agree(t->comm, open_log(t)));
     if (t->settings->log.trace[0])
         TRY(trace_open(&t->trace, t->comm, TRACE_EVENTS));
     TRY(train_loop(t));
+    TRY(sync_gather_params(t->sync));
     if (t->trace)
         TRY(trace_write(t->trace, t->comm, t->settings->log.trace));
     return t->rank == 0 ? finish(t) : OK;
@@ -351,13 +415,14 @@ static Status run_rank(Comm *comm, void *settings) {
     trace_close(t.trace);
     log_close(t.log);
     sync_destroy(t.sync);
+    shard_norm_destroy(&t.norm);
     adamw_destroy(&t.adamw);
     gpt2_destroy(t.model);
     device_close(&t.device);
     free(t.targets);
     free(t.inputs);
     memory_free(comm_memory(comm), t.grads);
-    memory_free(&host_memory, t.params);
+    memory_free(t.settings->optim.zero ? comm_memory(comm) : &host_memory, t.params);
     param_table_free(&t.table);
     tokenizer_close(t.tokenizer);
     loader_close(t.val_data);

@@ -34,11 +34,6 @@ typedef struct Gradient {
     bool dense; /* a group of 1-D tensors, which compressors leave alone */
 } Gradient;
 
-/* A part of the flat arrays. */
-typedef struct Slice {
-    int64_t start, elems;
-} Slice;
-
 typedef struct ParamTable {
     Param *params; /* owned */
     int param_count;

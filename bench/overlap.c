@@ -107,7 +107,8 @@ static Status create_syncs(Runner *r) {
     for (int mode = 0; mode < MODES; mode++) {
         CommConfig config = r->bench->settings.comm;
         config.overlap = mode == 0;
-        TRY(sync_create(&r->syncs[mode], r->comm, &config, &r->table, r->grads));
+        SyncSetup setup = {.table = &r->table, .grads = r->grads};
+        TRY(sync_create(&r->syncs[mode], r->comm, &config, &setup));
     }
     size_t buckets = (size_t)sync_bucket_count(r->syncs[0]);
     bool complete = (r->values = calloc(3 + 3 * buckets, sizeof *r->values)) != NULL;

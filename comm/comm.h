@@ -132,7 +132,7 @@ typedef struct SyncSetup {
 typedef struct SyncStats { /* of the last step, this rank; bytes as counted at the transport */
     double comm_ms;         /* at least one bucket was in flight, gathering of parameters included */
     double comm_exposed_ms; /* how long sync_wait and sync_need waited: the part not covered by compute */
-    double compress_error;  /* squared error over squared value of what this rank quantised, a sample; NaN: nothing */
+    double compress_error;  /* relative RMS error of what this rank quantised, from a sample; 0: nothing */
     int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
 } SyncStats;
 

@@ -479,7 +479,7 @@ void sync_begin(Sync *sync) {
     sync->begun = true;
     sync->step++;
     sync->begin_s = clock_s();
-    sync->stats = (SyncStats){.compress_error = NAN};
+    sync->stats = (SyncStats){0};
     for (int g = 0; g < sync->setup.table->gradient_count; g++)
         atomic_store(&sync->marked[g], 0);
     for (int b = 0; b < sync->plan.count; b++)
@@ -558,8 +558,8 @@ static void measure(Sync *sync, double wait_start_ms) {
         stats->comm_ms += sync->gather_ms;
         stats->comm_exposed_ms += sync->need_ms;
     }
-    if (sync->codec)
-        stats->compress_error = codec_measure(sync->codec);
+    double error = sync->codec ? codec_measure(sync->codec) : 0;
+    stats->compress_error = error > 0 ? sqrt(error) : 0;
     stats->bytes_intra = sync->comm->transport->bytes_intra - sync->bytes_intra;
     stats->bytes_inter = sync->comm->transport->bytes_inter - sync->bytes_inter;
 }

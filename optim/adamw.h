@@ -17,6 +17,7 @@ typedef struct OptimConfig {
     double decay_ratio;   /* wsd: the last share of the steps, in which lr falls */
     double beta1, beta2, eps, weight_decay;
     double grad_clip;     /* clip the global norm to this; 0: off */
+    int64_t zero;         /* 1: the moments are sharded over ranks (ZeRO-1); who has what is the caller's */
 } OptimConfig;
 
 extern const Option optim_options[];

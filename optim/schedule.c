@@ -23,6 +23,7 @@ const Option optim_options[] = {
     {"eps", OPTION_FLOAT, FIELD(eps), "1e-8", 1e-15, 1, NULL, "AdamW: added to the root of the second moment"},
     {"weight_decay", OPTION_FLOAT, FIELD(weight_decay), "0.1", 0, 10, NULL, "decoupled, on 2-D tensors only"},
     {"grad_clip", OPTION_FLOAT, FIELD(grad_clip), "1.0", 0, 1e9, NULL, "clip the global gradient norm to this; 0: off"},
+    {"zero", OPTION_INT, FIELD(zero), "0", 0, 1, NULL, "1: each rank keeps the moments of its share only (ZeRO-1)"},
 };
 #undef FIELD
 const int optim_option_count = sizeof optim_options / sizeof optim_options[0];

@@ -115,7 +115,7 @@ static inline Status case_sync(Comm *comm, void *user) {
     Sync *sync;
     case_table(&table);
     float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Status status = sync_create(&sync, comm, &config, &table, grads);
+    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
     if (status == OK)
         status = case_sync_steps(comm, sync, &table, grads);
     sync_destroy(sync);

@@ -88,7 +88,7 @@ static Status two_markers(Comm *comm, void *user) {
     case_table(&table);
     EXPECT(table.gradient_count == 4);
     float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    TRY(sync_create(&sync, comm, &config, &table, grads));
+    TRY(sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads}));
     pthread_t other;
     sync_begin(sync);
     EXPECT(pthread_create(&other, NULL, mark_odd, sync) == 0);

@@ -164,7 +164,7 @@ static Status run_rank(Comm *comm, void *user) {
     size_t bytes = (size_t)table.elems * sizeof(float);
     float *grads = memory_alloc(comm_memory(comm), bytes);
     Sync *sync = NULL;
-    Status status = sync_create(&sync, comm, &test->config, &table, grads);
+    Status status = sync_create(&sync, comm, &test->config, &(SyncSetup){.table = &table, .grads = grads});
     for (int number = 0; status == OK && number < STEPS; number++) {
         status = step(sync, test, &table, grads, rank, number);
         if (status == OK)
