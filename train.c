@@ -72,7 +72,7 @@ static Status check_input(Trainer *t) {
     if (t->tokenizer && tokenizer_vocab(t->tokenizer) != t->model_config.vocab)
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
-    gpt2_param_table(&t->model_config, &t->table);
+    gpt2_param_table(&t->model_config, false, &t->table);
     Gpt2Options options = model_options(t);
     TRY(device_open(&t->device, s, &t->model_config, &options, t->rank));
     if (!t->device.computes && s->run.resume)
