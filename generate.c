@@ -69,7 +69,7 @@ static Status open_tokenizer(App *app) {
 
 static Status load_model(App *app) {
     const Gpt2Config *config = &app->config;
-    gpt2_param_table(config, &app->table);
+    gpt2_param_table(config, false, &app->table);
     int64_t cached = 2 * (int64_t)config->layers * config->context * config->channels;
     int64_t need_bytes = (app->table.elems + cached) * (int64_t)sizeof(float), free_bytes = machine_memory_available();
     if (need_bytes > free_bytes)

@@ -77,7 +77,7 @@ static Status check_input(Trainer *t) {
     if (t->tokenizer && tokenizer_vocab(t->tokenizer) != t->model_config.vocab)
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
-    gpt2_param_table(&t->model_config, &t->table);
+    gpt2_param_table(&t->model_config, false, &t->table);
     Gpt2Options options = model_options(t);
     TRY(device_open(&t->device, s, &t->model_config, &options, t->rank));
     if (!t->device.computes && s->run.resume)
@@ -147,7 +147,8 @@ static Status synchronise(Trainer *t) {
 }
 
 static Snapshot snapshot_of(Trainer *t) {
-    return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params, .adamw = &t->adamw,
+    return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params, .m = t->adamw.m,
+                      .v = t->adamw.v, .adamw_step = t->adamw.step,
                       .step = t->step, .position = t->position, .skipped = t->skipped,
                       .seq_len = t->settings->train.seq_len};
 }
@@ -168,7 +169,7 @@ static Status initialise(Trainer *t) {
     else if (t->rank == 0)
         gpt2_init_random(&t->model_config, &t->table, (uint64_t)s->run.seed, t->params);
     TRY(comm_agree(t->comm, status));
-    int64_t counters[] = {snapshot.step, snapshot.position, snapshot.skipped, t->adamw.step};
+    int64_t counters[] = {snapshot.step, snapshot.position, snapshot.skipped, snapshot.adamw_step};
     size_t bytes = (size_t)t->table.elems * sizeof(float);
     TRY(comm_broadcast(t->comm, counters, sizeof counters, 0));
     TRY(comm_broadcast(t->comm, t->params, bytes, 0));

@@ -8,6 +8,7 @@
  *     | lnf 1-D | layer L-1: fcproj fc attproj qkv, 1-D ... | ... | layer 0 ... | wpe | wte |
  *       first final gradient                                                    last one
  *
+ * wte may also stand first (model/gpt2.h, gpt2_param_table); nothing else here depends on the order.
  * Optimizers and collectives work on the flat arrays; only the model and checkpoints look at single tensors. */
 #ifndef BASE_PARAM_H
 #define BASE_PARAM_H

@@ -91,7 +91,7 @@ static Status create_model(Runner *r) {
 static Status allocate(Runner *r) {
     const Bench *bench = r->bench;
     size_t rows = (size_t)(bench->settings.train.batch * bench->settings.train.seq_len);
-    gpt2_param_table(&bench->model, &r->table);
+    gpt2_param_table(&bench->model, false, &r->table);
     r->grads = memory_alloc(comm_memory(r->comm), (size_t)r->table.elems * sizeof(float));
     r->tokens = calloc(rows, sizeof *r->tokens);
     if (!r->grads || !r->tokens)
@@ -338,7 +338,7 @@ static Status set_rate(Bench *bench) {
         return bad_input("--comm_share: expected comm.algorithm = ring, reduce_scatter or hierarchical, found %s",
                          bench->algorithm);
     ParamTable table = {0};
-    gpt2_param_table(&bench->model, &table);
+    gpt2_param_table(&bench->model, false, &table);
     double bytes = load.bytes * (double)table.elems * sizeof(float);
     param_table_free(&table);
     loop->gb_per_s_between = 1e-6 * bytes / (bench->options.comm_share * bench->options.replay.backward_ms);

@@ -214,7 +214,7 @@ static Status trainer_create(Trainer *trainer, const Gpt2Config *config, const G
     *trainer = (Trainer){.optim = *optim, .B = options->max_B, .T = options->max_T};
     timed_ops_init(&trainer->timed, &ops_cpu, took, trainer->part_s);
     size_t rows = (size_t)options->max_B * (size_t)options->max_T;
-    gpt2_param_table(config, &trainer->table);
+    gpt2_param_table(config, false, &trainer->table);
     trainer->params = memory_alloc(&host_memory, (size_t)trainer->table.elems * sizeof(float));
     trainer->grads = memory_alloc(&host_memory, (size_t)trainer->table.elems * sizeof(float));
     trainer->tokens = malloc(rows * sizeof(int));
@@ -352,7 +352,7 @@ static void report_summary(Results *results, double best, const Gpt2Config *conf
 
 static Status check_memory(const Gpt2Config *config, const Gpt2Options *options, const Sgemm *sgemm) {
     ParamTable table = {0};
-    gpt2_param_table(config, &table);
+    gpt2_param_table(config, false, &table);
     double need_bytes = sizeof(float) * (4.0 * (double)table.elems + 3.0 * (double)sgemm->elems) +
                         (double)gpt2_activation_bytes(config, options);
     double free_bytes = (double)machine_memory_available();

@@ -50,6 +50,7 @@ static void carve(Gpt2 *model, Arena *arena) {
     model->head_rows = head_rows_of(&model->config, rows);
     model->logits = arena_take(arena, (size_t)model->head_rows * (size_t)model->config.vocab_padded, sizeof(float));
     if (model->options.train) {
+        model->slots = arena_take(arena, rows, sizeof(int));
         model->dstream = arena_take(arena, rows * C, sizeof(float));
         model->dnarrow = arena_take(arena, rows * C, sizeof(float));
         model->dwide = arena_take(arena, rows * 4 * C, sizeof(float));
@@ -59,23 +60,25 @@ static void carve(Gpt2 *model, Arena *arena) {
 
 static void free_tables(Gpt2 *model) {
     free(model->offsets);
+    free(model->host_slots);
     free(model->acts);
     free(model->stream);
 }
 
 /* The small host-side arrays, and the sizes; false when there is no memory for them. */
 static bool make_tables(Gpt2 *model, const Gpt2Config *config, const Gpt2Options *options, const Ops *ops) {
-    size_t L = (size_t)config->layers;
+    size_t L = (size_t)config->layers, rows = (size_t)options->max_B * (size_t)options->max_T;
     model->config = *config;
     model->options = *options;
     model->ops = ops;
     model->offsets = calloc(L, sizeof *model->offsets);
+    model->host_slots = calloc(rows, sizeof *model->host_slots);
     model->acts = calloc(L, sizeof *model->acts);
     model->stream = calloc(L + 1, sizeof *model->stream);
     OpsLimits limits = limits_of(config, options);
     model->context.state = ops->state;
     ops->prepare(&model->context, &limits);
-    return model->offsets && model->acts && model->stream;
+    return model->offsets && model->host_slots && model->acts && model->stream;
 }
 
 size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *options) {
@@ -143,6 +146,10 @@ void gpt2_on_need(Gpt2 *model, NeedFn *need, void *user) {
     model->need_user = user;
 }
 
+void gpt2_set_lookup(Gpt2 *model, float *rows, int slots, const int *slot_of_token) {
+    model->lookup = (Lookup){.rows = rows, .slots = slots, .slot_of_token = slot_of_token};
+}
+
 static void ask(Gpt2 *model, int gradient) {
     if (model->need)
         model->need(model->need_user, gradient);
@@ -170,6 +177,7 @@ void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T) {
     int C = model->config.channels, L = model->config.layers;
     model->B = B;
     model->T = T;
+    model->host_tokens = tokens;
     ops->upload(context, model->tokens, tokens, (size_t)B * (size_t)T * sizeof *tokens);
     context->layer = -1;
     ask(model, model->wte_gradient);

@@ -36,8 +36,9 @@ int gpt2_pad_vocab(int vocab);
  * file or config in the message. */
 Status gpt2_check(const Gpt2Config *config, const char *where);
 
-/* Lays the parameters out (base/param.h); allocates only the table. Free with param_table_free. */
-void gpt2_param_table(const Gpt2Config *config, ParamTable *table);
+/* Lays the parameters out (base/param.h); allocates only the table. Free with param_table_free.
+ *   split_embedding   wte stands first instead of last: for training with gpt2_set_lookup, which finishes it first */
+void gpt2_param_table(const Gpt2Config *config, bool split_embedding, ParamTable *table);
 
 /* Parameters without the padded rows of wte: GPT-2's usual count, 124,439,808 for the small one. */
 int64_t gpt2_param_count(const Gpt2Config *config);
@@ -85,10 +86,20 @@ void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T);
  * run over chunks of positions, so (B,T,V) is never held. NaN if any logit is NaN. */
 double gpt2_loss(Gpt2 *model, const int *targets);
 
+/* The tied embedding in two gradients. wte's gradient is the sum of the head's, dense and the first to be final, and
+ * the lookup's, which touches only rows of tokens that occur and is the last. From now on gpt2_backward adds the
+ * lookup's to `rows`, and grads holds the head's alone for wte:
+ *   rows            f32[slots][C], borrowed, device memory; NULL: both go to wte, as at first
+ *   slot_of_token   i32[V], borrowed: in [0, slots) for the tokens of the batch, elsewhere not read
+ * To be set before the first backward of a step, for all its micro-steps alike: the slots must cover the tokens of all
+ * of them. gpt2_backward then reads the tokens that gpt2_forward was given once more, so they must still be there. */
+void gpt2_set_lookup(Gpt2 *model, float *rows, int slots, const int *slot_of_token);
+
 /* After gpt2_forward: head (fused with the loss, so that logits are computed once), then layers in reverse.
  *   loss_scale   gradients are those of loss_scale * mean loss: 1/micro-steps under gradient accumulation
- *   accumulate   false: gradients are overwritten (no need to clear them); true: added to
- *   ready        called for each gradient once it is final, in the table's order as layers finish; NULL: nobody listens
+ *   accumulate   false: gradients, and all rows of the lookup, are overwritten (no need to clear them); true: added to
+ *   ready        called once for each gradient when it is final: lnf, the layers from the last on, wpe, wte; with a
+ *                lookup wte comes first, and the lookup's rows are final on return. NULL: nobody listens
  * Returns the unscaled mean loss. Gradients of padded rows of wte are 0. */
 double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool accumulate, ReadyFn *ready, void *user);
 

@@ -1,6 +1,10 @@
 /* GPT-2's backward pass. The gradient of the residual stream lives in dstream and is added to in place by each block's
- * branch; what lies inside a branch takes turns in dnarrow and dwide. Gradients are announced in the table's order
- * (base/param.h): a layer's matrices as they finish, then its 1-D tensors together. */
+ * branch; what lies inside a branch takes turns in dnarrow and dwide. Gradients are announced when they are final: a
+ * layer's matrices as they finish, then its 1-D tensors together; wte behind the head where the lookup's gradient goes
+ * elsewhere, else at the very end.
+ *
+ * The lookup costs B*T + slots rows of C, whatever the vocabulary: its rows are cleared and then added to, position by
+ * position, as those of wte would be, with slots in place of tokens. */
 #include "model/gpt2_model.h"
 
 #include <assert.h>
@@ -51,6 +55,8 @@ static void backward_head(Pass *pass, float scale) {
                                  model->targets + first, count, pass->C, model->config.vocab,
                                  model->config.vocab_padded, scale, pass->accumulate || first > 0);
     }
+    if (model->lookup.rows)
+        announce(pass, model->wte_gradient);
     layernorm(pass, model->dnarrow, model->stream[model->config.layers], model->meanf, model->rstdf, model->lnfw,
               model->lnfb, false);
     announce(pass, model->lnf_gradient);
@@ -81,6 +87,33 @@ static void backward_layer(Pass *pass, int layer) {
     announce(pass, gradients->vectors);
 }
 
+/* The slots of the last forward's tokens, and no gradient of an earlier step in any row. */
+static void prepare_lookup(Pass *pass) {
+    Gpt2 *model = pass->model;
+    const Lookup *lookup = &model->lookup;
+    for (int row = 0; row < pass->rows; row++) {
+        model->host_slots[row] = lookup->slot_of_token[model->host_tokens[row]];
+        assert(model->host_slots[row] >= 0 && model->host_slots[row] < lookup->slots);
+    }
+    pass->ops->upload(pass->context, model->slots, model->host_slots, (size_t)pass->rows * sizeof *model->host_slots);
+    if (!pass->accumulate)
+        pass->ops->clear(pass->context, lookup->rows, (size_t)lookup->slots * (size_t)pass->C * sizeof(float));
+}
+
+static void backward_embedding(Pass *pass) {
+    Gpt2 *model = pass->model;
+    bool apart = model->lookup.rows != NULL;
+    pass->context->layer = -1;
+    if (apart)
+        prepare_lookup(pass);
+    pass->ops->embedding_backward(pass->context, apart ? model->lookup.rows : model->grads + model->wte,
+                                  model->grads + model->wpe, model->dstream, apart ? model->slots : model->tokens,
+                                  model->B, model->T, pass->C, model->config.context, pass->accumulate);
+    announce(pass, model->wpe_gradient);
+    if (!apart)
+        announce(pass, model->wte_gradient);
+}
+
 double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool accumulate, ReadyFn *ready, void *user) {
     int rows = model->B * model->T, L = model->config.layers;
     assert(rows > 0 && model->options.train);
@@ -99,10 +132,6 @@ double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool acc
             gpt2_model_layer(model, layer, model->dwide, true);
         backward_layer(&pass, layer);
     }
-    pass.context->layer = -1;
-    pass.ops->embedding_backward(pass.context, model->grads + model->wte, model->grads + model->wpe, model->dstream,
-                                 model->tokens, model->B, model->T, pass.C, model->config.context, accumulate);
-    announce(&pass, model->wpe_gradient);
-    announce(&pass, model->wte_gradient);
+    backward_embedding(&pass);
     return pass.ops->mean(pass.context, model->losses, rows);
 }

@@ -5,6 +5,13 @@
 #include "model/gpt2.h"
 #include "model/gpt2_layer.h"
 
+/* Where the lookup's gradient goes; see gpt2_set_lookup. */
+typedef struct Lookup {
+    float *rows; /* NULL: to wte's gradient */
+    int slots;
+    const int *slot_of_token;
+} Lookup;
+
 struct Gpt2 {
     /* set once */
     Gpt2Config config;
@@ -17,10 +24,12 @@ struct Gpt2 {
     int64_t wte, wpe, lnfw, lnfb;
     int wte_gradient, wpe_gradient, lnf_gradient; /* by number */
     LayerOffsets *offsets; /* [L] */
+    int *host_slots;       /* [rows] */
     void *block;           /* all that follows lies in it */
 
     /* rows = max_B * max_T */
     int *tokens, *targets;     /* [rows] */
+    int *slots;                /* [rows], of the tokens; only when training */
     LayerActs *acts;           /* [L], all the same when only one layer's are kept */
     float **stream;            /* [L+1]: residual stream before each layer and after the last, [rows][C]; one and the
                                 * same when not training */
@@ -35,8 +44,12 @@ struct Gpt2 {
     NeedFn *need; /* may be NULL */
     void *need_user;
 
+    /* set by gpt2_set_lookup */
+    Lookup lookup;
+
     /* of the last forward */
     int B, T;
+    const int *host_tokens; /* [B*T], borrowed; read again only with a lookup */
 };
 
 /* Runs layer `layer`'s forward from model->stream[layer] into `out`: for the first time, and its parameters are asked

@@ -48,9 +48,11 @@ double gpt2_flops_per_token(const Gpt2Config *config, int T) {
     return 6.0 * (double)gpt2_param_count(config) + attention;
 }
 
-void gpt2_param_table(const Gpt2Config *config, ParamTable *table) {
+void gpt2_param_table(const Gpt2Config *config, bool split_embedding, ParamTable *table) {
     int64_t C = config->channels;
     *table = (ParamTable){0};
+    if (split_embedding)
+        param_add(table, "wte", -1, config->vocab_padded, C);
     param_add(table, "lnfw", -1, 1, C);
     param_add(table, "lnfb", -1, 1, C);
     for (int layer = config->layers - 1; layer >= 0; layer--) {
@@ -68,7 +70,8 @@ void gpt2_param_table(const Gpt2Config *config, ParamTable *table) {
         param_add(table, "ln1b", layer, 1, C);
     }
     param_add(table, "wpe", -1, config->context, C);
-    param_add(table, "wte", -1, config->vocab_padded, C);
+    if (!split_embedding)
+        param_add(table, "wte", -1, config->vocab_padded, C);
 }
 
 /* Tensor kinds in the order of llm.c's files, which numbers the random streams: kind * L + layer. */

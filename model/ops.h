@@ -56,10 +56,14 @@ typedef struct Ops {
     void (*upload)(OpsContext *context, void *device, const void *host, size_t bytes);
     void (*download)(OpsContext *context, void *host, const void *device, size_t bytes);
 
+    /* Zeros. */
+    void (*clear)(OpsContext *context, void *device, size_t bytes);
+
     /* x[b][t] = wte[tokens[b][t]] + wpe[t].   x [B*T][C], wpe [>= T][C] */
     void (*embedding_forward)(OpsContext *context, float *x, const int *tokens, const float *wte, const float *wpe,
                               int B, int T, int C);
-    /* dwte[token] += dx for every position; dwpe [maxT][C] is overwritten (0 from row T on) or added to. */
+    /* dwte[token] += dx for every position, in their order; dwpe [maxT][C] is overwritten (0 from row T on) or added
+     * to. */
     void (*embedding_backward)(OpsContext *context, float *dwte, float *dwpe, const float *dx, const int *tokens, int B,
                                int T, int C, int maxT, bool accumulate);
 

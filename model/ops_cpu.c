@@ -38,6 +38,14 @@ static void copy(OpsContext *context, void *to, const void *from, size_t bytes) 
     memcpy(to, from, bytes);
 }
 
+static void clear(OpsContext *context, void *device, size_t bytes) {
+    enum { PIECE = 64 << 10 };
+    size_t pieces = (bytes + PIECE - 1) / PIECE;
+#pragma omp parallel for num_threads(context->threads) schedule(static)
+    for (size_t i = 0; i < pieces; i++)
+        memset((char *)device + i * PIECE, 0, i + 1 < pieces ? PIECE : bytes - i * PIECE);
+}
+
 static void embedding_forward(OpsContext *context, float *x, const int *tokens, const float *wte, const float *wpe,
                               int B, int T, int C) {
 #pragma omp parallel for num_threads(context->threads) schedule(static)
@@ -88,6 +96,7 @@ const Ops ops_cpu = {
     .prepare = prepare,
     .upload = copy,
     .download = copy,
+    .clear = clear,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
     .layernorm_forward = layernorm_forward_cpu,

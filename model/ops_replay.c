@@ -203,6 +203,11 @@ static void download(OpsContext *context, void *to, const void *from, size_t byt
     memset(to, 0, bytes);
 }
 
+static void clear(OpsContext *context, void *device, size_t bytes) {
+    (void)context;
+    memset(device, 0, bytes);
+}
+
 static void embedding_forward(OpsContext *context, float *x, const int *tokens, const float *wte, const float *wpe,
                               int B, int T, int C) {
     (void)x, (void)tokens, (void)wte, (void)wpe;
@@ -290,6 +295,7 @@ static const Ops table = {
     .prepare = prepare,
     .upload = upload,
     .download = download,
+    .clear = clear,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
     .layernorm_forward = layernorm_forward,

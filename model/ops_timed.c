@@ -84,6 +84,11 @@ static void download(OpsContext *context, void *to, const void *from, size_t byt
     device(context)->download(&inner, to, from, bytes);
 }
 
+static void clear(OpsContext *context, void *to, size_t bytes) {
+    OpsContext inner = inside(context);
+    device(context)->clear(&inner, to, bytes);
+}
+
 static void attention_cached(OpsContext *context, float *y, float *cache, const float *qkv, int first, int count, int C,
                              int NH) {
     OpsContext inner = inside(context);
@@ -104,6 +109,7 @@ void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *use
         .prepare = prepare,
         .upload = upload,
         .download = download,
+        .clear = clear,
         .embedding_forward = embedding_forward,
         .embedding_backward = embedding_backward,
         .layernorm_forward = layernorm_forward,

@@ -392,7 +392,7 @@ Status safetensors_read_config(const char *path, Gpt2Config *config) {
     Status status = find_sizes(&index, config);
     if (status == OK) {
         ParamTable table = {0};
-        gpt2_param_table(config, &table);
+        gpt2_param_table(config, false, &table);
         status = check_slots(&index, config, &table);
         param_table_free(&table);
     }

@@ -15,7 +15,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 320 };
+enum { PATH_BYTES = 320, COUNTERS = 6 };
 
 static void file_name(char *path, const char *folder, const char *kind, int64_t step) {
     snprintf(path, PATH_BYTES, "%s/%s_%08lld.bin", folder, kind, (long long)step);
@@ -96,25 +96,68 @@ static void remove_beyond(const char *folder, int64_t step, int64_t keep) {
     }
 }
 
+/* ---- the state file ---- */
+
+/* Does not depend on the order of the tensors. */
+static uint64_t params_checksum(const Snapshot *snapshot) {
+    uint64_t sum = 0;
+    for (const Param *p = snapshot->table->params; p < snapshot->table->params + snapshot->table->param_count; p++)
+        sum += state_checksum(snapshot->params + p->offset, (size_t)p->elems * sizeof(float));
+    return sum;
+}
+
+/* "adamw.m.wte", or with the layer "adamw.m.qkvw.11". */
+static void moment_name(char name[STATE_NAME], const char *moment, const Param *param) {
+    if (param->layer < 0)
+        snprintf(name, STATE_NAME, "adamw.%s.%s", moment, param->name);
+    else
+        snprintf(name, STATE_NAME, "adamw.%s.%s.%d", moment, param->name, param->layer);
+}
+
+typedef char ItemName[STATE_NAME];
+
+/* One item per tensor, and the names that they point to. */
+static void list_moments(const ParamTable *table, const char *moment, const float *values, StateItem *items,
+                         ItemName *names) {
+    for (int i = 0; i < table->param_count; i++) {
+        const Param *param = &table->params[i];
+        moment_name(names[i], moment, param);
+        items[i] = (StateItem){names[i], values + param->offset, (size_t)param->elems * sizeof(float)};
+    }
+}
+
+static Status save_state(const Snapshot *snapshot, const char *path) {
+    const ParamTable *table = snapshot->table;
+    uint64_t checksum = params_checksum(snapshot);
+    const StateItem counters[COUNTERS] = {
+        {"step", &snapshot->step, sizeof snapshot->step},
+        {"position", &snapshot->position, sizeof snapshot->position},
+        {"skipped", &snapshot->skipped, sizeof snapshot->skipped},
+        {"seq_len", &snapshot->seq_len, sizeof snapshot->seq_len},
+        {"params.checksum", &checksum, sizeof checksum},
+        {"adamw.step", &snapshot->adamw_step, sizeof snapshot->adamw_step},
+    };
+    int tensors = table->param_count, count = COUNTERS + 2 * tensors;
+    StateItem *items = calloc((size_t)count, sizeof *items);
+    ItemName *names = calloc(2 * (size_t)tensors, sizeof *names);
+    Status status = items && names ? OK : fault("%s: out of memory", path);
+    if (status == OK) {
+        memcpy(items, counters, sizeof counters);
+        list_moments(table, "m", snapshot->m, items + COUNTERS, names);
+        list_moments(table, "v", snapshot->v, items + COUNTERS + tensors, names + tensors);
+        status = state_save(path, items, count);
+    }
+    free(names);
+    free(items);
+    return status;
+}
+
 Status snapshot_save(const Snapshot *snapshot, const char *folder, int64_t keep) {
     char path[PATH_BYTES];
-    size_t bytes = (size_t)snapshot->table->elems * sizeof(float);
-    Snapshot counters = *snapshot;
-    uint64_t checksum = state_checksum(snapshot->params, bytes);
-    const StateItem items[] = {
-        {"step", &counters.step, sizeof counters.step},
-        {"position", &counters.position, sizeof counters.position},
-        {"skipped", &counters.skipped, sizeof counters.skipped},
-        {"seq_len", &counters.seq_len, sizeof counters.seq_len},
-        {"params.checksum", &checksum, sizeof checksum},
-        {"adamw.step", &snapshot->adamw->step, sizeof snapshot->adamw->step},
-        {"adamw.m", snapshot->adamw->m, bytes},
-        {"adamw.v", snapshot->adamw->v, bytes},
-    };
     file_name(path, folder, "model", snapshot->step);
     TRY(checkpoint_write(path, snapshot->config, snapshot->table, snapshot->params));
     file_name(path, folder, "state", snapshot->step);
-    TRY(state_save(path, items, sizeof items / sizeof *items));
+    TRY(save_state(snapshot, path));
     remove_beyond(folder, snapshot->step, keep);
     return OK;
 }
@@ -136,7 +179,7 @@ static Status check_state(const Snapshot *snapshot, State *state, const char *pa
     int64_t seq_len;
     uint64_t checksum;
     TRY(state_read(state, "params.checksum", &checksum, sizeof checksum));
-    if (checksum != state_checksum(snapshot->params, (size_t)snapshot->table->elems * sizeof(float)))
+    if (checksum != params_checksum(snapshot))
         return bad_input("%s: expected the state of the model file beside it, found another model's", path);
     TRY(state_read(state, "seq_len", &seq_len, sizeof seq_len));
     if (seq_len != snapshot->seq_len)
@@ -145,15 +188,25 @@ static Status check_state(const Snapshot *snapshot, State *state, const char *pa
     return OK;
 }
 
+static Status read_moments(const Snapshot *snapshot, State *state) {
+    char name[STATE_NAME];
+    for (const Param *p = snapshot->table->params; p < snapshot->table->params + snapshot->table->param_count; p++) {
+        size_t bytes = (size_t)p->elems * sizeof(float);
+        moment_name(name, "m", p);
+        TRY(state_read(state, name, snapshot->m + p->offset, bytes));
+        moment_name(name, "v", p);
+        TRY(state_read(state, name, snapshot->v + p->offset, bytes));
+    }
+    return OK;
+}
+
 static Status read_state(Snapshot *snapshot, State *state, const char *path) {
-    size_t bytes = (size_t)snapshot->table->elems * sizeof(float);
     TRY(check_state(snapshot, state, path));
     TRY(state_read(state, "step", &snapshot->step, sizeof snapshot->step));
     TRY(state_read(state, "position", &snapshot->position, sizeof snapshot->position));
     TRY(state_read(state, "skipped", &snapshot->skipped, sizeof snapshot->skipped));
-    TRY(state_read(state, "adamw.step", &snapshot->adamw->step, sizeof snapshot->adamw->step));
-    TRY(state_read(state, "adamw.m", snapshot->adamw->m, bytes));
-    return state_read(state, "adamw.v", snapshot->adamw->v, bytes);
+    TRY(state_read(state, "adamw.step", &snapshot->adamw_step, sizeof snapshot->adamw_step));
+    return read_moments(snapshot, state);
 }
 
 Status snapshot_load(Snapshot *snapshot, const char *folder, int64_t step) {

@@ -1,24 +1,25 @@
 /* Checkpoints of a run in its folder: model_00001000.bin (llm.c's format, ready for build/generate) and
  * state_00001000.bin (all that an exact resume needs besides). The state is written last, so a checkpoint is complete
- * when its state file is there; each file appears complete or not at all. */
+ * when its state file is there; each file appears complete or not at all. Both name tensors, so a run can go on with
+ * another layout of the flat arrays (gpt2_param_table). */
 #ifndef RUN_SNAPSHOT_H
 #define RUN_SNAPSHOT_H
 
 #include "base/error.h"
 #include "model/gpt2.h"
-#include "optim/adamw.h"
 
 #include <stdint.h>
 
 typedef struct Snapshot {
     const Gpt2Config *config;
     const ParamTable *table;
-    float *params;    /* f32[table->elems] */
-    AdamW *adamw;
-    int64_t step;     /* updates tried, skipped ones included */
-    int64_t position; /* of the next sequence, see data/loader.h */
+    float *params;      /* f32[table->elems] */
+    float *m, *v;       /* f32[table->elems], AdamW's moments: whole, also where each rank keeps its shard of them */
+    int64_t adamw_step; /* updates done */
+    int64_t step;       /* updates tried, skipped ones included */
+    int64_t position;   /* of the next sequence, see data/loader.h */
     int64_t skipped;
-    int64_t seq_len;  /* of a sequence, in tokens: what position counts */
+    int64_t seq_len;    /* of a sequence, in tokens: what position counts */
 } Snapshot;
 
 /* Makes the folder this run's: creates it, locks it against a second run (until the process ends) and removes what a

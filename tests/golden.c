@@ -35,6 +35,9 @@ typedef struct Golden {
     const float *logits, *loss, *gradients;
 
     char train_path[512];
+    bool split;  /* the tied embedding in two gradients */
+    float *rows; /* f32[V][C], the lookup's; NULL without split */
+    int *slot_of_token;
     Report report;
     bool failed;
 } Golden;
@@ -88,11 +91,35 @@ static Status read_state(Golden *golden, const char *path) {
     return check_tokens(golden, path);
 }
 
+/* The lookup's gradient of token t goes to row V - 1 - t. */
+static Status split_embedding(Golden *golden) {
+    int V = golden->config.vocab;
+    golden->rows = calloc((size_t)V * (size_t)golden->config.channels, sizeof *golden->rows);
+    golden->slot_of_token = calloc((size_t)V, sizeof *golden->slot_of_token);
+    if (!golden->rows || !golden->slot_of_token)
+        return fault("no memory for the lookup's gradient");
+    for (int token = 0; token < V; token++)
+        golden->slot_of_token[token] = V - 1 - token;
+    gpt2_set_lookup(golden->model, golden->rows, V, golden->slot_of_token);
+    return OK;
+}
+
+/* Loss and gradients. */
+static double backward(Golden *golden) {
+    double loss = gpt2_backward(golden->model, golden->targets, 1, false, NULL, NULL);
+    float *wte = golden->grads + param_find(&golden->table, "wte", -1)->offset;
+    int V = golden->config.vocab, C = golden->config.channels;
+    for (int token = 0; golden->split && token < V; token++)
+        for (int c = 0; c < C; c++)
+            wte[token * C + c] += golden->rows[golden->slot_of_token[token] * C + c];
+    return loss;
+}
+
 static Status load(Golden *golden, const char *folder, const char *name) {
     char path[512];
     snprintf(path, sizeof path, "%s/%s_model.bin", folder, name);
     TRY(checkpoint_read_config(path, &golden->config));
-    gpt2_param_table(&golden->config, &golden->table);
+    gpt2_param_table(&golden->config, golden->split, &golden->table);
     golden->params = memory_alloc(&host_memory, (size_t)golden->table.elems * sizeof(float));
     golden->grads = memory_alloc(&host_memory, (size_t)golden->table.elems * sizeof(float));
     if (!golden->params || !golden->grads)
@@ -104,6 +131,8 @@ static Status load(Golden *golden, const char *folder, const char *name) {
     Gpt2Options options = {.max_B = golden->B, .max_T = golden->T, .train = true};
     TRY(gpt2_create(&golden->model, &golden->config, &golden->table, golden->params, golden->grads, &options, &ops_cpu,
                     &host_memory));
+    if (golden->split)
+        TRY(split_embedding(golden));
     return adamw_create(&golden->adamw, &golden->table, NULL, &host_memory);
 }
 
@@ -199,7 +228,7 @@ static Status compare_training(Golden *golden) {
                                .grad_clip = 1.0};
     for (int step = 0; step < STEPS; step++) {
         gpt2_forward(golden->model, golden->inputs, golden->B, golden->T);
-        double loss = gpt2_backward(golden->model, golden->targets, 1, false, NULL, NULL);
+        double loss = backward(golden);
         double norm = grad_norm(&golden->table, golden->grads);
         char label[48];
         snprintf(label, sizeof label, "step %d loss", step + 1);
@@ -219,8 +248,7 @@ static Status run(Golden *golden, const char *folder, const char *name) {
     gpt2_forward(golden->model, golden->inputs, golden->B, golden->T);
     TRY(compare_logits(golden));
     compare_one(golden, "loss, forward", gpt2_loss(golden->model, golden->targets), (double)*golden->loss);
-    compare_one(golden, "loss", gpt2_backward(golden->model, golden->targets, 1, false, NULL, NULL),
-                (double)*golden->loss);
+    compare_one(golden, "loss", backward(golden), (double)*golden->loss);
     compare_gradients(golden);
     return compare_training(golden);
 }
@@ -230,24 +258,34 @@ static void unload(Golden *golden) {
     gpt2_destroy(golden->model);
     memory_free(&host_memory, golden->grads);
     memory_free(&host_memory, golden->params);
+    free(golden->slot_of_token);
+    free(golden->rows);
     param_table_free(&golden->table);
     file_unmap(&golden->state);
 }
 
+typedef struct Arguments {
+    bool json, split;
+} Arguments;
+
 int main(int argc, char **argv) {
     static const Option options[] = {
-        {.key = "json", .type = OPTION_BOOL, .offset = 0, .initial = "no", .help = "one JSON object per row"},
+        {.key = "json", .type = OPTION_BOOL, .offset = offsetof(Arguments, json), .initial = "no",
+         .help = "one JSON object per row"},
+        {.key = "split", .type = OPTION_BOOL, .offset = offsetof(Arguments, split), .initial = "no",
+         .help = "the tied embedding in two gradients, which are then added"},
     };
-    bool json = false;
+    Arguments arguments = {0};
     const char *names[2];
     int count = 0;
     Status status = args_parse("golden DIR NAME\nChecks the model against DIR/NAME_model.bin, _state.bin, _train.txt.",
-                               options, 1, &json, argc, argv, names, 2, &count);
+                               options, 2, &arguments, argc, argv, names, 2, &count);
     if (status == OK && count != 2)
         status = bad_input("expected a folder and a name, found %d arguments", count);
     if (status != OK)
         return error_exit_code("golden", status);
-    Golden golden = {.report = {.out = stdout, .json = json, .columns = columns, .count = 5}};
+    Golden golden = {.split = arguments.split,
+                     .report = {.out = stdout, .json = arguments.json, .columns = columns, .count = 5}};
     status = run(&golden, names[0], names[1]);
     unload(&golden);
     if (status != OK)

@@ -32,7 +32,7 @@ static int setup(void **state) {
     snprintf(f->model, sizeof f->model, "%s/m.bin", f->folder);
     snprintf(f->tensors, sizeof f->tensors, "%s/model.safetensors", f->folder);
     snprintf(f->json, sizeof f->json, "%s/config.json", f->folder);
-    gpt2_param_table(&small, &f->table);
+    gpt2_param_table(&small, false, &f->table);
     f->param_bytes = (size_t)f->table.elems * sizeof(float);
     f->params = malloc(f->param_bytes);
     f->found = malloc(f->param_bytes);
@@ -185,7 +185,7 @@ static void checkpoint_rewrites_golden_models(void **state) {
         Gpt2Config config;
         ParamTable table;
         assert_ok(checkpoint_read_config(paths[i], &config));
-        gpt2_param_table(&config, &table);
+        gpt2_param_table(&config, false, &table);
         float *params = malloc((size_t)table.elems * sizeof(float));
         assert_ok(checkpoint_read_params(paths[i], &config, &table, params));
         assert_ok(checkpoint_write(f->model, &config, &table, params));
@@ -595,7 +595,7 @@ static void read_damaged(const char *path) {
     Status status = checkpoint_read_config(path, &config);
     if (status == OK) {
         ParamTable table;
-        gpt2_param_table(&config, &table);
+        gpt2_param_table(&config, false, &table);
         float *params = malloc((size_t)table.elems * sizeof(float));
         assert_non_null(params);
         status = checkpoint_read_params(path, &config, &table, params);

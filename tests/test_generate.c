@@ -154,7 +154,7 @@ static void fixture_open(Fixture *f, int context) {
     *f = (Fixture){0};
     f->config = (Gpt2Config){
         .layers = 2, .heads = 2, .channels = 16, .context = context, .vocab = 23, .vocab_padded = 128};
-    gpt2_param_table(&f->config, &f->table);
+    gpt2_param_table(&f->config, false, &f->table);
     f->params = memory_alloc(&host_memory, (size_t)f->table.elems * sizeof(float));
     gpt2_init_random(&f->config, &f->table, 5, f->params);
     for (int i = 0; i < f->table.param_count; i++)

@@ -10,6 +10,7 @@ fail() { echo "FAIL: $*"; failures=1; }
 
 for name in tiny odd; do
     "$BUILD/golden" tests/data $name || fail "$name"
+    "$BUILD/golden" --split tests/data $name || fail "$name, the tied embedding in two gradients"
 done
 # damage OFFSET BYTES: tiny with bytes of its state file replaced
 damage() {

@@ -3,7 +3,7 @@
  * test_ops. */
 #include "base/memory.h"
 #include "base/random.h"
-#include "model/gpt2.h"
+#include "model/gpt2_model.h"
 #include "tests/check.h"
 
 #include <omp.h>
@@ -23,11 +23,11 @@ typedef struct Fixture {
     int tokens[ROWS], targets[ROWS];
 } Fixture;
 
-static void set_up_config(Fixture *fixture, const Gpt2Config *config, bool train, bool recompute, int max_B,
-                          int max_T) {
+static void set_up_table(Fixture *fixture, const Gpt2Config *config, bool split, bool train, bool recompute, int max_B,
+                         int max_T) {
     omp_set_num_threads(2);
     *fixture = (Fixture){0};
-    gpt2_param_table(config, &fixture->table);
+    gpt2_param_table(config, split, &fixture->table);
     size_t elems = (size_t)fixture->table.elems;
     fixture->params = malloc(elems * sizeof(float));
     fixture->grads = malloc(elems * sizeof(float));
@@ -45,6 +45,11 @@ static void set_up_config(Fixture *fixture, const Gpt2Config *config, bool train
     Gpt2Options options = {.max_B = max_B, .max_T = max_T, .train = train, .recompute = recompute};
     assert_ok(gpt2_create(&fixture->model, config, &fixture->table, fixture->params, train ? fixture->grads : NULL,
                           &options, &ops_cpu, &host_memory));
+}
+
+static void set_up_config(Fixture *fixture, const Gpt2Config *config, bool train, bool recompute, int max_B,
+                          int max_T) {
+    set_up_table(fixture, config, false, train, recompute, max_B, max_T);
 }
 
 static void set_up(Fixture *fixture, bool train, bool recompute, int max_B, int max_T) {
@@ -80,7 +85,7 @@ static void assert_all_close(const float *actual, const float *expected, int64_t
 static void test_table(void **state) {
     (void)state;
     ParamTable table;
-    gpt2_param_table(&small, &table);
+    gpt2_param_table(&small, false, &table);
     assert_int_equal(table.param_count, 2 + 12 * small.layers + 2);
     assert_int_equal(table.gradient_count, 1 + 5 * small.layers + 2);
     int64_t padding = (int64_t)(small.vocab_padded - small.vocab) * small.channels;
@@ -126,7 +131,7 @@ static void test_bad_sizes(void **state) {
 static void test_init(void **state) {
     (void)state;
     ParamTable table;
-    gpt2_param_table(&small, &table);
+    gpt2_param_table(&small, false, &table);
     float *one = malloc((size_t)table.elems * sizeof(float)), *three = malloc((size_t)table.elems * sizeof(float));
     omp_set_num_threads(1);
     gpt2_init_random(&small, &table, 1, one);
@@ -385,6 +390,166 @@ static void test_need(void **state) {
     }
 }
 
+/* ---- the tied embedding in two gradients ---- */
+
+enum { SPARE = 2 }; /* slots of tokens that only other ranks have */
+
+typedef struct Lookups {
+    int slot_of_token[61], slots;
+    float rows[(61 + SPARE) * 24];
+} Lookups;
+
+/* Slots for the tokens of the first `sequences`, not in the order of the tokens; all rows NaN. */
+static void give_slots(Lookups *lookup, const Fixture *fixture, int sequences) {
+    lookup->slots = 0;
+    memset(lookup->slot_of_token, 0xff, sizeof lookup->slot_of_token);
+    for (int i = sequences * T - 1; i >= 0; i--)
+        if (lookup->slot_of_token[fixture->tokens[i]] < 0)
+            lookup->slot_of_token[fixture->tokens[i]] = lookup->slots++;
+    lookup->slots += SPARE;
+    memset(lookup->rows, 0xff, sizeof lookup->rows);
+    gpt2_set_lookup(fixture->model, lookup->rows, lookup->slots, lookup->slot_of_token);
+}
+
+/* Another layout of the same model. */
+static void copy_params(Fixture *to, const Fixture *from) {
+    for (int i = 0; i < to->table.param_count; i++) {
+        const Param *param = &to->table.params[i], *source = param_find(&from->table, param->name, param->layer);
+        memcpy(to->params + param->offset, from->params + source->offset, (size_t)param->elems * sizeof(float));
+    }
+}
+
+/* Micro-steps of one sequence each. */
+static double run_micro_steps(Fixture *fixture, int count) {
+    double loss = 0;
+    for (int micro = 0; micro < count; micro++) {
+        gpt2_forward(fixture->model, fixture->tokens + micro * T, 1, T);
+        loss += gpt2_backward(fixture->model, fixture->targets + micro * T, 1.0f / (float)count, micro > 0, NULL, NULL);
+    }
+    return loss;
+}
+
+/* What head and lookup have for wte, row by row, into the head's. */
+static void join(Fixture *fixture, const Lookups *lookup) {
+    int C = small.channels;
+    float *wte = fixture->grads + param_find(&fixture->table, "wte", -1)->offset;
+    for (int token = 0; token < small.vocab; token++)
+        for (int c = 0, slot = lookup->slot_of_token[token]; slot >= 0 && c < C; c++)
+            wte[token * C + c] += lookup->rows[slot * C + c];
+}
+
+/* The same gradients: wte's to rounding, all others to the bit. */
+static void assert_same_gradients(const Fixture *split, const Fixture *plain) {
+    for (int i = 0; i < split->table.param_count; i++) {
+        const Param *param = &split->table.params[i], *other = param_find(&plain->table, param->name, param->layer);
+        const float *actual = split->grads + param->offset, *expected = plain->grads + other->offset;
+        if (strcmp(param->name, "wte") == 0)
+            assert_all_close(actual, expected, param->elems, 1e-7);
+        else
+            assert_same_bits(actual, expected, param->elems);
+    }
+}
+
+static void test_split_embedding(void **state) {
+    (void)state;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        Fixture plain, split;
+        Lookups lookup;
+        set_up(&plain, true, recompute, 1, T);
+        set_up_table(&split, &small, true, true, recompute, 1, T);
+        copy_params(&split, &plain);
+        for (int micro_steps = 3; micro_steps >= 1; micro_steps--) {
+            give_slots(&lookup, &split, micro_steps);
+            double loss = run_micro_steps(&plain, micro_steps);
+            for (int step = 0; step < 2; step++) { /* the second over what the first left */
+                assert_true(run_micro_steps(&split, micro_steps) == loss);
+                join(&split, &lookup);
+                assert_same_gradients(&split, &plain);
+            }
+            for (int i = (lookup.slots - SPARE) * small.channels; i < lookup.slots * small.channels; i++)
+                assert_true(lookup.rows[i] == 0);
+            for (int i = lookup.slots * small.channels; i < (61 + SPARE) * small.channels; i++)
+                assert_true(isnan(lookup.rows[i]));
+        }
+        gpt2_set_lookup(split.model, NULL, 0, NULL); /* both to wte again, in any layout */
+        run_micro_steps(&plain, 3), run_micro_steps(&split, 3);
+        assert_same_gradients(&split, &plain);
+        tear_down(&plain), tear_down(&split);
+    }
+}
+
+/* Rows are sums over the positions in their order, whatever the number of threads. */
+static void test_lookup_bits(void **state) {
+    (void)state;
+    for (int threads = 1; threads <= 2; threads++) { /* set_up has scratch for two */
+        Fixture fixture;
+        Lookups lookup;
+        set_up_table(&fixture, &small, true, true, false, B, T);
+        give_slots(&lookup, &fixture, B);
+        fixture.model->context.threads = threads;
+        run(&fixture, B, T);
+        float expected[(61 + SPARE) * 24] = {0};
+        for (int row = 0; row < ROWS; row++)
+            for (int c = 0, slot = lookup.slot_of_token[fixture.tokens[row]]; c < small.channels; c++)
+                expected[slot * small.channels + c] += fixture.model->dstream[row * small.channels + c];
+        assert_same_bits(lookup.rows, expected, lookup.slots * small.channels);
+        tear_down(&fixture);
+    }
+}
+
+typedef struct Arrivals {
+    Fixture *fixture;
+    float *seen; /* gradients as they were when announced */
+    int order[32], count;
+} Arrivals;
+
+static void arrive(void *user, int gradient) {
+    Arrivals *a = user;
+    const Gradient *g = &a->fixture->table.gradients[gradient];
+    memcpy(a->seen + g->offset, a->fixture->grads + g->offset, (size_t)g->elems * sizeof(float));
+    a->order[a->count++] = gradient;
+}
+
+/* In the order of this table, and wte first or last. */
+static void test_split_ready(void **state) {
+    (void)state;
+    for (int apart = 0; apart < 2; apart++) {
+        Fixture fixture;
+        Lookups lookup;
+        set_up_table(&fixture, &small, true, true, false, B, T);
+        int count = fixture.table.gradient_count, wte = gradient_of(&fixture.table, "wte", -1);
+        assert_int_equal(wte, 0);
+        assert_int_equal(gradient_of(&fixture.table, "wpe", -1), count - 1);
+        if (apart)
+            give_slots(&lookup, &fixture, B);
+        Arrivals a = {.fixture = &fixture, .seen = malloc((size_t)fixture.table.elems * sizeof(float))};
+        gpt2_forward(fixture.model, fixture.tokens, B, T);
+        gpt2_backward(fixture.model, fixture.targets, 1, false, arrive, &a);
+        assert_int_equal(a.count, count);
+        for (int i = 0; i < count; i++)
+            assert_int_equal(a.order[i], apart ? i : (i + 1) % count);
+        assert_same_bits(a.seen, fixture.grads, fixture.table.elems);
+        free(a.seen);
+        tear_down(&fixture);
+    }
+}
+
+/* Tensors start from the same values wherever they stand. */
+static void test_split_init(void **state) {
+    (void)state;
+    Fixture plain, split;
+    set_up(&plain, true, false, B, T);
+    set_up_table(&split, &small, true, true, false, B, T);
+    gpt2_init_random(&small, &plain.table, 7, plain.params);
+    gpt2_init_random(&small, &split.table, 7, split.params);
+    for (int i = 0; i < split.table.param_count; i++) {
+        const Param *param = &split.table.params[i], *other = param_find(&plain.table, param->name, param->layer);
+        assert_same_bits(split.params + param->offset, plain.params + other->offset, param->elems);
+        assert_int_equal(param->decay, other->decay);
+    }
+    tear_down(&plain), tear_down(&split);
+}
+
 /* ---- ranks as threads ---- */
 
 static void *rank_main(void *fixture) {
@@ -477,7 +642,7 @@ static void test_no_memory(void **state) {
     size_t asked = 0;
     const Allocator none = {refuse, free_nothing, &asked};
     ParamTable table;
-    gpt2_param_table(&small, &table);
+    gpt2_param_table(&small, false, &table);
     float *params = calloc((size_t)table.elems, sizeof(float));
     Gpt2 *model;
     Gpt2Cache *cache;
@@ -507,6 +672,10 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_nan_loss),
     cmocka_unit_test(test_ready),
     cmocka_unit_test(test_need),
+    cmocka_unit_test(test_split_embedding),
+    cmocka_unit_test(test_lookup_bits),
+    cmocka_unit_test(test_split_ready),
+    cmocka_unit_test(test_split_init),
     cmocka_unit_test(test_ranks_as_threads),
     cmocka_unit_test(test_cache),
     cmocka_unit_test(test_cache_full),

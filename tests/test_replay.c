@@ -83,7 +83,7 @@ static void set_up(Rank *rank, const ReplayConfig *replay_config, int number, bo
     *rank = (Rank){0};
     omp_set_num_threads(1);
     Gpt2Options options = {.max_B = B, .max_T = T, .train = true, .recompute = recompute};
-    gpt2_param_table(&small, &rank->table);
+    gpt2_param_table(&small, false, &rank->table);
     size_t bytes = (size_t)rank->table.elems * sizeof(float);
     rank->params = malloc(bytes);
     rank->grads = malloc(bytes);
@@ -472,7 +472,7 @@ static void test_replay_memory_untouched(void **state) {
     ParamTable table = {0};
     Replay *replay;
     Gpt2 *model;
-    gpt2_param_table(&config, &table);
+    gpt2_param_table(&config, false, &table);
     float *grads = calloc((size_t)table.elems, sizeof(float));
     assert_ok(replay_create(&replay, &quick, &config, &options, 0, 1));
     getrusage(RUSAGE_SELF, &before);
