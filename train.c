@@ -77,7 +77,7 @@ static Status check_input(Trainer *t) {
     if (t->tokenizer && tokenizer_vocab(t->tokenizer) != t->model_config.vocab)
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
-    gpt2_param_table(&t->model_config, false, &t->table);
+    gpt2_param_table(&t->model_config, splits_embedding(t), &t->table);
     Gpt2Options options = model_options(t);
     TRY(device_open(&t->device, s, &t->model_config, &options, t->rank));
     if (!t->device.computes && s->run.resume)
@@ -228,7 +228,7 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
         if (micro == 0) {
             TRY(sync_forward_end(t->sync));
             SyncLookup lookup = sync_lookup(t->sync);
-            (void)lookup;
+            gpt2_set_lookup(t->model, lookup.rows, lookup.slots, lookup.slot_of_token);
         }
         if (last)
             sync_begin(t->sync);

@@ -166,6 +166,7 @@ Status sync_forward_end(Sync *sync);
  * each. rows NULL: to gradients[0], which then is final last. */
 typedef struct SyncLookup {
     float *rows;
+    int slots;
     const int *slot_of_token;
 } SyncLookup;
 SyncLookup sync_lookup(const Sync *sync);

@@ -17,14 +17,23 @@ static bool requantises(const CommConfig *config) {
     return plan_compressor(config) && strcmp(option_choice(comm_requantisations, config->requantise), "ring") == 0;
 }
 
-static const char *algorithm_of(const CommConfig *config) { return option_choice(comm_algorithms, config->algorithm); }
+typedef struct Algorithm {
+    char name[32];
+} Algorithm;
+
+static Algorithm algorithm_of(const CommConfig *config) {
+    Algorithm algorithm;
+    snprintf(algorithm.name, sizeof algorithm.name, "%s", option_choice(comm_algorithms, config->algorithm));
+    return algorithm;
+}
 
 static bool by_pipeline(const char *name) {
     return strcmp(name, "auto") == 0 || strcmp(name, "reduce_scatter") == 0 || strcmp(name, "hierarchical") == 0;
 }
 
 Status plan_check(const CommConfig *config, bool sharded) {
-    const char *name = algorithm_of(config);
+    const Algorithm algorithm = algorithm_of(config);
+    const char *name = algorithm.name;
     bool ring = strcmp(name, "ring") == 0;
     if (requantises(config) && !ring)
         return bad_input("comm.requantise = ring: needs comm.algorithm = ring, found %s", name);
@@ -44,7 +53,8 @@ Status plan_check(const CommConfig *config, bool sharded) {
 
 /* What needs the halves of an all-reduce, or its quantisations counted, goes through a pipeline. */
 static const Collective *choose(const Comm *comm, const CommConfig *config, bool pipeline, int64_t elems) {
-    const char *name = algorithm_of(config);
+    const Algorithm algorithm = algorithm_of(config);
+    const char *name = algorithm.name;
     int nodes = comm->nodes, ranks = comm_ranks(comm);
     bool small = elems * (int64_t)sizeof(float) <= (nodes == 1 ? SMALL_INSIDE_BYTES : SMALL_BETWEEN_BYTES);
     if (strcmp(name, "auto") == 0)

@@ -458,7 +458,8 @@ Status sync_forward_end(Sync *sync) {
 }
 
 SyncLookup sync_lookup(const Sync *sync) {
-    return sync->lookup.count > 0 ? (SyncLookup){sync->lookup.rows, sync->lookup.slot_of_token} : (SyncLookup){0};
+    const Lookup *lookup = &sync->lookup;
+    return lookup->count > 0 ? (SyncLookup){lookup->rows, (int)lookup->count, lookup->slot_of_token} : (SyncLookup){0};
 }
 
 static Status gather_params_job(void *sync) { return gather_params(sync); }
