@@ -15,6 +15,7 @@
 #include "model/checkpoint.h"
 #include "run/device.h"
 #include "run/placement.h"
+#include "run/resume.h"
 #include "run/sample.h"
 #include "run/settings.h"
 #include "run/shard.h"
@@ -91,7 +92,7 @@ static Status check_memory(Trainer *t) {
     Gpt2Options options = model_options(t);
     double params = 4.0 * (double)t->table.elems;
     double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options) : 0;
-    double moments = t->device.computes ? 2 * params : 0, bytes = 2 * params + moments + activations + RUNTIME_BYTES;
+    double moments = t->device.computes ? 2 * params / (t->settings->optim.zero ? t->ranks : 1) : 0, bytes = 2 * params + moments + activations + RUNTIME_BYTES;
     if (t->rank == 0)
         log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f, "
                  "runtime %.2f", gb(bytes), gb(params), gb(params), gb(moments), gb(activations), gb(RUNTIME_BYTES));
@@ -147,37 +148,39 @@ static Status synchronise(Trainer *t) {
 }
 
 static Snapshot snapshot_of(Trainer *t) {
-    return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params, .m = t->adamw.m,
-                      .v = t->adamw.v, .adamw_step = t->adamw.step,
-                      .step = t->step, .position = t->position, .skipped = t->skipped,
+    return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params,
+                      .adamw_step = t->adamw.step, .step = t->step, .position = t->position, .skipped = t->skipped,
                       .seq_len = t->settings->train.seq_len};
+}
+
+static Status resume(Trainer *t, int64_t newest) {
+    const Settings *s = t->settings;
+    Snapshot snapshot = snapshot_of(t);
+    bool dropped = false;
+    snapshot.step = newest;
+    TRY(resume_load(&(RunState){t->comm, t->sync, &t->adamw, &snapshot}, s->run.out, newest, &dropped));
+    t->step = snapshot.step, t->position = snapshot.position, t->skipped = snapshot.skipped;
+    if (dropped && t->rank == 0)
+        log_warning(t->log, "%s has no residuals of error feedback for this many ranks: they start at zero", s->run.out);
+    return OK;
 }
 
 /* Rank 0 reads files; the others receive what it read. */
 static Status initialise(Trainer *t) {
     const Settings *s = t->settings;
     Status status = OK;
-    Snapshot snapshot = snapshot_of(t);
     int64_t newest = t->rank == 0 && s->run.resume ? snapshot_newest(s->run.out) : -1;
     if (newest > s->train.steps)
         status = config_error(s->config, "train.steps", "expected at least the %lld steps that the checkpoint in %s "
                               "has behind it", (long long)newest, s->run.out);
-    else if (newest >= 0)
-        status = snapshot_load(&snapshot, s->run.out, newest);
-    else if (t->rank == 0 && strcmp(s->model.init, "random") != 0)
+    else if (t->rank == 0 && newest < 0 && strcmp(s->model.init, "random") != 0)
         status = checkpoint_read_params(s->model.init, &t->model_config, &t->table, t->params);
-    else if (t->rank == 0)
+    else if (t->rank == 0 && newest < 0)
         gpt2_init_random(&t->model_config, &t->table, (uint64_t)s->run.seed, t->params);
     TRY(comm_agree(t->comm, status));
-    int64_t counters[] = {snapshot.step, snapshot.position, snapshot.skipped, snapshot.adamw_step};
-    size_t bytes = (size_t)t->table.elems * sizeof(float);
-    TRY(comm_broadcast(t->comm, counters, sizeof counters, 0));
-    TRY(comm_broadcast(t->comm, t->params, bytes, 0));
-    t->step = counters[0], t->position = counters[1], t->skipped = counters[2], t->adamw.step = counters[3];
-    if (t->step == 0)
-        return OK; /* the moments are zero everywhere */
-    TRY(comm_broadcast(t->comm, t->adamw.m, bytes, 0));
-    return comm_broadcast(t->comm, t->adamw.v, bytes, 0);
+    TRY(comm_broadcast(t->comm, &newest, sizeof newest, 0));
+    return newest >= 0 ? resume(t, newest)
+                       : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0);
 }
 
 static Status open_log(Trainer *t) {
@@ -353,14 +356,13 @@ static Status train_loop(Trainer *t) {
         if (due(t->step, s->train.val_every, last))
             TRY(validate(t, &log));
         device_step_done(&t->device, t->step);
-        if (t->rank != 0)
-            continue;
-        log_step(t->log, &log);
-        if (due(t->step, s->train.sample_every, last))
+        if (t->rank == 0)
+            log_step(t->log, &log);
+        if (t->rank == 0 && due(t->step, s->train.sample_every, last))
             show_sample(t);
         Snapshot snapshot = snapshot_of(t);
         if (t->device.computes && due(t->step, s->train.save_every, last))
-            TRY(snapshot_save(&snapshot, s->run.out, s->train.keep));
+            TRY(resume_save(&(RunState){t->comm, t->sync, &t->adamw, &snapshot}, s->run.out, s->train.keep));
     }
     return OK;
 }

@@ -37,15 +37,19 @@ static int64_t newest_below(const char *folder, int64_t below) {
     return newest;
 }
 
-/* Temporary files of killed writers, and models whose state was never written. */
+static bool begins(const char *name, const char *with) { return strncmp(name, with, strlen(with)) == 0; }
+
+/* Temporary files of killed writers, and what belongs to a checkpoint whose state was never written or is gone. */
 static bool is_leftover(const char *folder, const char *name) {
     char state[PATH_BYTES];
     long long step;
     int end = 0;
     size_t length = strlen(name);
     if (length > 4 && strcmp(name + length - 4, ".tmp") == 0)
-        return strncmp(name, "model", 5) == 0 || strncmp(name, "state_", 6) == 0;
-    if (sscanf(name, "model_%lld.bin%n", &step, &end) != 1 || !end || name[end])
+        return begins(name, "model") || begins(name, "state_") || begins(name, "residual");
+    const char *number = strrchr(name, '_');
+    if ((!begins(name, "model_") && !begins(name, "residual")) || !number ||
+        sscanf(number, "_%lld.bin%n", &step, &end) != 1 || !end || number[end])
         return false;
     file_name(state, folder, "state", step);
     return access(state, F_OK) != 0;
@@ -91,9 +95,8 @@ static void remove_beyond(const char *folder, int64_t step, int64_t keep) {
             continue;
         file_name(path, folder, "state", step); /* first, so that no state stands without its model */
         unlink(path);
-        file_name(path, folder, "model", step);
-        unlink(path);
     }
+    remove_leftovers(folder);
 }
 
 /* ---- the state file ---- */
@@ -107,21 +110,21 @@ static uint64_t params_checksum(const Snapshot *snapshot) {
 }
 
 /* "adamw.m.wte", or with the layer "adamw.m.qkvw.11". */
-static void moment_name(char name[STATE_NAME], const char *moment, const Param *param) {
+static void item_name(char name[STATE_NAME], const char *array, const Param *param) {
     if (param->layer < 0)
-        snprintf(name, STATE_NAME, "adamw.%s.%s", moment, param->name);
+        snprintf(name, STATE_NAME, "%s.%s", array, param->name);
     else
-        snprintf(name, STATE_NAME, "adamw.%s.%s.%d", moment, param->name, param->layer);
+        snprintf(name, STATE_NAME, "%s.%s.%d", array, param->name, param->layer);
 }
 
 typedef char ItemName[STATE_NAME];
 
 /* One item per tensor, and the names that they point to. */
-static void list_moments(const ParamTable *table, const char *moment, const float *values, StateItem *items,
+static void list_array(const ParamTable *table, const char *array, const float *values, StateItem *items,
                          ItemName *names) {
     for (int i = 0; i < table->param_count; i++) {
         const Param *param = &table->params[i];
-        moment_name(names[i], moment, param);
+        item_name(names[i], array, param);
         items[i] = (StateItem){names[i], values + param->offset, (size_t)param->elems * sizeof(float)};
     }
 }
@@ -143,12 +146,50 @@ static Status save_state(const Snapshot *snapshot, const char *path) {
     Status status = items && names ? OK : fault("%s: out of memory", path);
     if (status == OK) {
         memcpy(items, counters, sizeof counters);
-        list_moments(table, "m", snapshot->m, items + COUNTERS, names);
-        list_moments(table, "v", snapshot->v, items + COUNTERS + tensors, names + tensors);
+        list_array(table, "adamw.m", snapshot->m, items + COUNTERS, names);
+        list_array(table, "adamw.v", snapshot->v, items + COUNTERS + tensors, names + tensors);
         status = state_save(path, items, count);
     }
     free(names);
     free(items);
+    return status;
+}
+
+static Status read_array(const ParamTable *table, State *state, const char *array, float *values) {
+    char name[STATE_NAME];
+    for (const Param *p = table->params; p < table->params + table->param_count; p++) {
+        item_name(name, array, p);
+        TRY(state_read(state, name, values + p->offset, (size_t)p->elems * sizeof(float)));
+    }
+    return OK;
+}
+
+Status snapshot_save_array(const Snapshot *snapshot, const char *folder, const char *name, const float *values) {
+    char path[PATH_BYTES];
+    const ParamTable *table = snapshot->table;
+    StateItem *items = calloc((size_t)table->param_count, sizeof *items);
+    ItemName *names = calloc((size_t)table->param_count, sizeof *names);
+    file_name(path, folder, name, snapshot->step);
+    Status status = items && names ? OK : fault("%s: out of memory", path);
+    if (status == OK) {
+        list_array(table, "values", values, items, names);
+        status = state_save(path, items, table->param_count);
+    }
+    free(names);
+    free(items);
+    return status;
+}
+
+Status snapshot_load_array(const Snapshot *snapshot, const char *folder, const char *name, float *values, bool *found) {
+    char path[PATH_BYTES];
+    State *state = NULL;
+    file_name(path, folder, name, snapshot->step);
+    *found = access(path, F_OK) == 0;
+    if (!*found)
+        return OK;
+    TRY(state_open(&state, path));
+    Status status = read_array(snapshot->table, state, "values", values);
+    state_close(state);
     return status;
 }
 
@@ -188,25 +229,14 @@ static Status check_state(const Snapshot *snapshot, State *state, const char *pa
     return OK;
 }
 
-static Status read_moments(const Snapshot *snapshot, State *state) {
-    char name[STATE_NAME];
-    for (const Param *p = snapshot->table->params; p < snapshot->table->params + snapshot->table->param_count; p++) {
-        size_t bytes = (size_t)p->elems * sizeof(float);
-        moment_name(name, "m", p);
-        TRY(state_read(state, name, snapshot->m + p->offset, bytes));
-        moment_name(name, "v", p);
-        TRY(state_read(state, name, snapshot->v + p->offset, bytes));
-    }
-    return OK;
-}
-
 static Status read_state(Snapshot *snapshot, State *state, const char *path) {
     TRY(check_state(snapshot, state, path));
     TRY(state_read(state, "step", &snapshot->step, sizeof snapshot->step));
     TRY(state_read(state, "position", &snapshot->position, sizeof snapshot->position));
     TRY(state_read(state, "skipped", &snapshot->skipped, sizeof snapshot->skipped));
     TRY(state_read(state, "adamw.step", &snapshot->adamw_step, sizeof snapshot->adamw_step));
-    return read_moments(snapshot, state);
+    TRY(read_array(snapshot->table, state, "adamw.m", snapshot->m));
+    return read_array(snapshot->table, state, "adamw.v", snapshot->v);
 }
 
 Status snapshot_load(Snapshot *snapshot, const char *folder, int64_t step) {

@@ -27,6 +27,12 @@ typedef struct Snapshot {
  * false. */
 Status snapshot_open_folder(const char *folder, bool resume);
 
+/* An array that belongs to the checkpoint of snapshot->step: values f32[table->elems], kept in a file of its own, such
+ * as residual_node0_00001000.bin, that names tensors too. To be saved before the checkpoint, whose state file makes it
+ * complete. Loading: *found is false, and values are untouched, when there is none of that name. */
+Status snapshot_save_array(const Snapshot *snapshot, const char *folder, const char *name, const float *values);
+Status snapshot_load_array(const Snapshot *snapshot, const char *folder, const char *name, float *values, bool *found);
+
 /* Writes the checkpoint of snapshot->step into the folder and removes the oldest ones beyond `keep`. */
 Status snapshot_save(const Snapshot *snapshot, const char *folder, int64_t keep);
 

@@ -73,8 +73,10 @@ static Status run_rounds(Comm *comm, Sync *sync, Case *test, const ParamTable *t
         TRY(sync_random_step(sync, table, grads, comm_rank(comm), round, skip ? NAN : 0));
         TRY(comm_verify(comm, grads, bytes, "gradients"));
         if (skip) {
-            const Gradient *poisoned = &table->gradients[1];
-            if (!isnan(grads[poisoned->offset + poisoned->elems / 2]))
+            bool seen = false; /* by some value of its block */
+            for (int64_t i = 0; i < table->elems; i++)
+                seen |= isnan(grads[i]);
+            if (!seen)
                 return fault("rank %d does not see the NaN", comm_rank(comm));
             continue;
         }
@@ -84,7 +86,9 @@ static Status run_rounds(Comm *comm, Sync *sync, Case *test, const ParamTable *t
             out += table->elems;
         }
     }
-    test->error = comm_rank(comm) == 0 ? sync_stats(sync).compress_error : test->error;
+    double error = sync_stats(sync).compress_error; /* a sample of what each rank encodes */
+    TRY(comm_reduce(comm, &error, 1, COMM_MAX));
+    test->error = comm_rank(comm) == 0 ? error : test->error;
     return add_residuals(comm, sync, table->elems, test->residual);
 }
 
@@ -165,7 +169,8 @@ static void test_telescope(void **state) {
         telescope(&test, 6, &worst, &allowed);
         if (!(worst <= allowed))
             fail_msg("%s: off by %g, f32 rounding explains %g", test.settings, worst, allowed);
-        assert_true(test.error > 0 && test.error < 1.2);
+        if (!(test.error > 0 && test.error < 1))
+            fail_msg("%s: relative RMS error %g", test.settings, test.error);
         free_case(&test);
     }
 }
