@@ -59,9 +59,12 @@ static void test_cut(void **state) {
     assert_int_equal(count, table.elems);
     free(bucket_cut(&table, (int64_t)1 << 40, &count));
     assert_int_equal(count, 2);
-    free(bucket_cut(&table, 28000, &count)); /* 7000: lnfw | 3 x (fc proj, b) | wpe | wte in two slices */
-    assert_int_equal(count, 1 + 3 * 2 + 1 + 2);
-    Bucket *buckets = bucket_cut(&table, 32004, &count); /* a layer is 8001 values: each is a bucket, none is cut */
+    Bucket *buckets = bucket_cut(&table, 28000, &count); /* 7000: lnfw | 3 x (fc proj, b) | wpe | wte in three slices, */
+    assert_int_equal(count, 1 + 3 * 2 + 1 + 3);
+    for (int b = count - 2; b < count; b++)
+        assert_int_equal(buckets[b].offset % 4096, 0); /* where blocks of compressors begin */
+    free(buckets);
+    buckets = bucket_cut(&table, 32004, &count); /* a layer is 8001 values: each is a bucket, none is cut */
     assert_int_equal(buckets[0].elems, 1000 + 8001);
     assert_int_equal(buckets[1].elems, 8001);
     free(buckets);
