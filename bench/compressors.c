@@ -265,7 +265,8 @@ static Status measure_run(Bench *bench, Trainer *t, const Settings *s, const cpu
         char *end;
         wanted = strtoll(rest, &end, 10);
         if (end == rest || wanted <= step || (*end && *end != ','))
-            return bad_input("--steps: expected rising numbers, separated by commas, found '%s'", bench->options->steps);
+            return bad_input("--steps: expected rising numbers, separated by commas, found '%s'",
+                             bench->options->steps);
         TRY(compute_gradient(t, s, step));
         if (step + 1 == wanted) {
             char name[64];
@@ -333,9 +334,8 @@ static Status bench_create(Bench *bench) {
     bench->sum = memory_alloc(&host_memory, bytes);
     bench->wire = memory_alloc(&host_memory, bytes);
     bench->report = (Report){.out = stdout, .json = bench->options->json, .columns = columns, .count = COLUMNS};
-    return bench->values && bench->residual && bench->sum && bench->wire ? OK
-                                                                         : fault("no memory for four arrays of %lld MiB",
-                                                                                 (long long)bench->options->mib);
+    bool complete = bench->values && bench->residual && bench->sum && bench->wire;
+    return complete ? OK : fault("no memory for four arrays of %lld MiB", (long long)bench->options->mib);
 }
 
 static void bench_destroy(Bench *bench) {

@@ -2,7 +2,7 @@
  *
  * The k-th largest of some keys is found bit by bit from the top: a bit is set if at least k keys reach the number with
  * it. Each pass only counts, which vectorises. Keys are the upper 16 bits of magnitudes, then, of those few that have
- * the same upper ones, the lower 16. For a small k the first passes go over the maxima of columns instead of all values.
+ * the same upper ones, the lower 16. For a small k the first passes go over the maxima of columns, not over all values.
  *
  *     upper halves --bound--> candidates, k and a few --upper halves, lower halves--> the k largest
  */
