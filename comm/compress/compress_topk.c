@@ -10,8 +10,11 @@
 #include "comm/compress/block.h"
 
 #include <assert.h>
+#ifdef __AVX512BW__
+#include <immintrin.h>
+#endif
 
-enum { BLOCK = 4096, INDEX_BITS = 12, GROUP = 16, COLUMNS = 256 };
+enum { BLOCK = 4096, INDEX_BITS = 12, GROUP = 32, COLUMNS = 256 };
 
 /* ---- the wire ---- */
 
@@ -82,18 +85,28 @@ static uint16_t kth_largest(const uint16_t *keys, int n, int k) {
 
 static inline uint16_t upper_half(float value) { return (uint16_t)((float_bits(value) & MAGNITUDE_BITS) >> 16); }
 
-/* Places of the values whose upper half reaches the threshold, rising; returns how many. Most groups have none: one
- * comparison of vectors passes over them. */
+/* Bit i: keys[i] reaches the threshold. */
+static inline uint32_t mask_reaching(const uint16_t *keys, uint16_t threshold) {
+#ifdef __AVX512BW__ /* compilers do not find this instruction */
+    return _mm512_cmpge_epu16_mask(_mm512_loadu_si512(keys), _mm512_set1_epi16((short)threshold));
+#else
+    uint32_t mask = 0;
+    for (int i = 0; i < GROUP; i++)
+        mask |= (uint32_t)(keys[i] >= threshold) << i;
+    return mask;
+#endif
+}
+
+/* Places of the values whose upper half reaches the threshold, rising; returns how many. What `upper` holds behind the
+ * n-th up to a multiple of GROUP does not matter. */
 static int gather(const uint16_t *upper, int n, uint16_t threshold, uint16_t *places) {
     int count = 0;
     for (int first = 0; first < n; first += GROUP) {
-        int end = first + GROUP < n ? first + GROUP : n;
-        if (first + GROUP <= n && count_reaching(upper + first, GROUP, threshold) == 0)
-            continue;
-        for (int i = first; i < end; i++) {
-            places[count] = (uint16_t)i;
-            count += upper[i] >= threshold;
-        }
+        uint32_t mask = mask_reaching(upper + first, threshold);
+        if (n - first < GROUP)
+            mask &= (1u << (n - first)) - 1;
+        for (; mask; mask &= mask - 1)
+            places[count++] = (uint16_t)(first + __builtin_ctz(mask));
     }
     return count;
 }
@@ -137,6 +150,7 @@ static void select_largest(const float *restrict p, int n, int k, uint16_t *rest
     uint16_t upper[BLOCK];
     for (int i = 0; i < n; i++)
         upper[i] = upper_half(p[i]);
+    memset(upper + n, 0, (size_t)(BLOCK - n) * sizeof *upper);
     int count = gather(upper, n, find_bound(upper, n, k), places);
     if (count > k)
         thin(p, k, places, count);
