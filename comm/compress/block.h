@@ -130,7 +130,7 @@ static inline BlockScale block_scale(int32_t max_bits, float levels) {
     return (BlockScale){.scale = scale, .inverse = 1 / scale};
 }
 
-/* 1.5 * 2^23: added to |x| < 2^22 it leaves no bits behind the point, rounded to nearest even, and x in its low bits. */
+/* 1.5 * 2^23: added to |x| < 2^22, leaves no bits behind the point, rounded to nearest even, and x in the low bits. */
 static const float ROUNDER = 0x1.8p23f;
 
 /* Codes of p; new_residual may be NULL. */

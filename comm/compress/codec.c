@@ -172,7 +172,7 @@ static Mix mix_of(const Codec *codec, int64_t start, int64_t stop) {
 }
 
 /* Whole blocks cost their share. A piece that the slice touches has at most two parts of blocks in it. The slice with
- * the most dense values begins or ends where a piece does, the one that touches most pieces on the last value of one. */
+ * most dense values begins or ends where a piece does, the one that touches most pieces on the last value of one. */
 size_t codec_wire_bytes_max(const Codec *codec, int64_t elems) {
     Mix most = {0};
     for (int i = 0; i < codec->piece_count && elems > 0; i++) {

@@ -1,17 +1,20 @@
 /* The k largest of each block, their places and values; k depends on the block's length alone.
  *
- * The k-th largest magnitude is found bit by bit from the top: a bit is set if at least k values reach the number with
- * it. That takes the same passes over the block whatever is in it, and each only counts, which vectorises. First the
- * upper 16 bits of all values, then the lower 16 of those few that have the same upper ones.
+ * The k-th largest of some keys is found bit by bit from the top: a bit is set if at least k keys reach the number with
+ * it. Each pass only counts, which vectorises. Keys are the upper 16 bits of magnitudes, then, of those few that have
+ * the same upper ones, the lower 16. For a small k the first passes go over the maxima of columns, not over all values.
  *
- *     values  --upper halves-->  threshold  --reach it-->  candidates, k and a few  --lower halves-->  the k largest
+ *     upper halves --bound--> candidates, k and a few --upper halves, lower halves--> the k largest
  */
 #include "comm/compress/bf16.h"
 #include "comm/compress/block.h"
 
 #include <assert.h>
+#ifdef __AVX512BW__
+#include <immintrin.h>
+#endif
 
-enum { BLOCK = 4096, INDEX_BITS = 12 };
+enum { BLOCK = 4096, INDEX_BITS = 12, GROUP = 32, COLUMNS = 256 };
 
 /* ---- the wire ---- */
 
@@ -64,7 +67,7 @@ static inline float load_value(const CompressorOptions *options, const uint8_t *
 
 /* ---- selecting ---- */
 
-static int count_reaching(const uint16_t *keys, int n, uint16_t threshold) {
+static inline int count_reaching(const uint16_t *keys, int n, uint16_t threshold) {
     uint16_t count = 0; /* at most BLOCK */
     for (int i = 0; i < n; i++)
         count = (uint16_t)(count + (keys[i] >= threshold));
@@ -82,26 +85,58 @@ static uint16_t kth_largest(const uint16_t *keys, int n, int k) {
 
 static inline uint16_t upper_half(float value) { return (uint16_t)((float_bits(value) & MAGNITUDE_BITS) >> 16); }
 
-/* Places of the values whose upper half reaches the threshold, rising; returns how many. */
+/* Bit i: keys[i] reaches the threshold. */
+static inline uint32_t mask_reaching(const uint16_t *keys, uint16_t threshold) {
+#ifdef __AVX512BW__ /* compilers do not find this instruction */
+    return _mm512_cmpge_epu16_mask(_mm512_loadu_si512(keys), _mm512_set1_epi16((short)threshold));
+#else
+    uint32_t mask = 0;
+    for (int i = 0; i < GROUP; i++)
+        mask |= (uint32_t)(keys[i] >= threshold) << i;
+    return mask;
+#endif
+}
+
+/* Places of the values whose upper half reaches the threshold, rising; returns how many. What `upper` holds behind the
+ * n-th up to a multiple of GROUP does not matter. */
 static int gather(const uint16_t *upper, int n, uint16_t threshold, uint16_t *places) {
     int count = 0;
-    for (int i = 0; i < n; i++) {
-        places[count] = (uint16_t)i;
-        count += upper[i] >= threshold;
+    for (int first = 0; first < n; first += GROUP) {
+        uint32_t mask = mask_reaching(upper + first, threshold);
+        if (n - first < GROUP)
+            mask &= (1u << (n - first)) - 1;
+        for (; mask; mask &= mask - 1)
+            places[count++] = (uint16_t)(first + __builtin_ctz(mask));
     }
     return count;
 }
 
-/* places holds `count` candidates, of which the k largest stay; those above the upper half `threshold` all do. */
-static void thin(const float *p, uint16_t threshold, int k, uint16_t *places, int count) {
-    uint16_t lower[BLOCK];
-    int tied = 0;
+/* A threshold that at least k of the upper halves reach, and not many more. The columns' maxima are as many values, so
+ * the k-th largest of them is one. */
+static uint16_t find_bound(const uint16_t *upper, int n, int k) {
+    uint16_t columns[COLUMNS] = {0};
+    if (n < BLOCK || k > COLUMNS / 2)
+        return kth_largest(upper, n, k);
+    for (int row = 0; row < BLOCK; row += COLUMNS)
+        for (int i = 0; i < COLUMNS; i++)
+            columns[i] = upper[row + i] > columns[i] ? upper[row + i] : columns[i];
+    return kth_largest(columns, COLUMNS, k);
+}
+
+/* places holds `count` > k candidates, of which the k largest stay. */
+static void thin(const float *p, int k, uint16_t *places, int count) {
+    uint16_t upper[BLOCK], lower[BLOCK];
+    int tied = 0, above = 0;
     for (int i = 0; i < count; i++)
-        if (upper_half(p[places[i]]) == threshold)
-            lower[tied++] = (uint16_t)float_bits(p[places[i]]);
-    int wanted = k - (count - tied);
-    uint16_t last = kth_largest(lower, tied, wanted);
-    int equal = wanted - (last == UINT16_MAX ? 0 : count_reaching(lower, tied, (uint16_t)(last + 1)));
+        upper[i] = upper_half(p[places[i]]);
+    uint16_t threshold = kth_largest(upper, count, k);
+    for (int i = 0; i < count; i++) {
+        lower[tied] = (uint16_t)float_bits(p[places[i]]);
+        tied += upper[i] == threshold;
+        above += upper[i] > threshold;
+    }
+    uint16_t last = kth_largest(lower, tied, k - above);
+    int equal = k - above - (last == UINT16_MAX ? 0 : count_reaching(lower, tied, (uint16_t)(last + 1)));
     int64_t limit = (int64_t)threshold << 16 | last;
     for (int i = 0, stay = 0; stay < k; i++) {
         int32_t bits = float_bits(p[places[i]]) & MAGNITUDE_BITS;
@@ -115,10 +150,10 @@ static void select_largest(const float *restrict p, int n, int k, uint16_t *rest
     uint16_t upper[BLOCK];
     for (int i = 0; i < n; i++)
         upper[i] = upper_half(p[i]);
-    uint16_t threshold = kth_largest(upper, n, k);
-    int count = gather(upper, n, threshold, places);
+    memset(upper + n, 0, (size_t)(BLOCK - n) * sizeof *upper);
+    int count = gather(upper, n, find_bound(upper, n, k), places);
     if (count > k)
-        thin(p, threshold, k, places, count);
+        thin(p, k, places, count);
 }
 
 /* ---- blocks ---- */

@@ -48,8 +48,8 @@ typedef struct Compressor {
     size_t (*wire_bytes_max)(const CompressorOptions *options, int64_t elems);
 
     /* p = scale * values + residual (one rounding each, no fused multiply-add); wire = C(p); new_residual = p - C(p),
-     * in f32 (fmaf where C(p) is a product). residual NULL: p = scale * values; new_residual NULL: not wanted. They may be
-     * the same array; values f32[elems] overlaps neither. A block that holds NaN or Inf leaves NaN or anything else in
+     * in f32 (fmaf where C(p) is a product). residual NULL: p = scale * values; new_residual NULL: not wanted. Both may
+     * be the same array; values f32[elems] overlaps neither. A block that holds NaN or Inf leaves anything in
      * new_residual. wire may have any alignment. */
     void (*encode)(const CompressorOptions *options, int64_t offset, int64_t elems, const float *values, float scale,
                    const float *residual, float *new_residual, void *wire);
