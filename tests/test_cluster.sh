@@ -1,0 +1,97 @@
+#!/bin/bash
+# bench/cluster: training on two emulated nodes gives the bits of one node with the same grouping; exit codes pass
+# through; one line for what is refused; nothing is left after success, failure, SIGTERM and kill -9; a link that is cut
+# for a second only delays the run. Called by `make test` with BUILD, TRAIN and MPI set.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train}
+skip() { echo "test_cluster.sh: skipped: $1"; exit 0; }
+[ "${MPI:-1}" = 1 ] || skip "built without MPI"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# A cluster can be built here, or it says why not
+bench/cluster --nodes 1 --ranks-per-node 1 --plain -- true 2>"$work/reason" || skip "$(tail -1 "$work/reason")"
+failures=0
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+
+mark=tandem_cluster_$$ # in the command line of every process that must be gone
+network() { ip -oneline link 2>/dev/null | cut -d: -f2 | sort; mount | grep -c nsfs; }
+before=$(network)
+# nothing_left WHAT
+nothing_left() {
+    ! pgrep -f "$mark" >"$work/pids" || fail "$1: processes are left: $(tr '\n' ' ' <"$work/pids")"
+    [ "$(network)" = "$before" ] || fail "$1: links or mounts are left"
+    ! ls /dev/shm | grep -q '^cluster$' || fail "$1: /dev/shm/cluster is left"
+    ! ls /tmp | grep -q '^ompi\.node' || fail "$1: Open MPI's files are left"
+}
+
+echo "- two nodes against one with the same grouping"
+cp tests/data/emma.txt "$work/text.txt"
+"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t "$work/text.txt" >/dev/null || fail prepare
+printf '%s\n' '[run]' 'threads = 1' '[model]' 'layers = 2' 'heads = 2' 'channels = 32' 'context = 32' 'vocab = 257' \
+    '[data]' "train = $work/t_train_*.bin" 'tokenizer = bytes' '[train]' 'seq_len = 32' 'batch = 2' 'steps = 6' >"$work/t.cfg"
+shape="$work/t.cfg comm.algorithm=hierarchical comm.bucket_bytes=20K comm.verify_every=1"
+# shellcheck disable=SC2086
+mpirun --oversubscribe -n 4 "$TRAIN" $shape comm.ranks_per_node=2 run.out="$work/one" >"$work/log" 2>&1 ||
+    { fail "one node"; cat "$work/log"; }
+# shellcheck disable=SC2086
+timeout 60 bench/cluster --nodes 2 --ranks-per-node 2 -- "$TRAIN" $shape run.out="$work/two" >"$work/log" 2>&1 ||
+    { fail "two nodes: exit $?"; cat "$work/log"; }
+grep -q '4 on 2 nodes over mpi' "$work/log" || fail "two nodes: MPI does not see them: $(head -5 "$work/log")"
+losses() { grep -o '"loss":[^,]*' "$work/$1/log.jsonl"; }
+[ "$(losses one | wc -l)" = 6 ] && [ "$(losses one)" = "$(losses two)" ] || fail "other losses on two nodes"
+cmp "$work/one/model.bin" "$work/two/model.bin" || fail "another model on two nodes"
+nothing_left success
+
+echo "- host names, unequal nodes, exit codes"
+# expect CODE OUTPUT ARGUMENTS...: what ranks print, in any order
+expect() {
+    timeout 60 bench/cluster "${@:3}" >"$work/out" 2>"$work/err"
+    local code=$?
+    [ $code = "$1" ] || fail "expected exit code $1, found $code: ${*:3}: $(cat "$work/err")"
+    [ "$(grep -v '^--\|^Primary\|non-zero\|^ *$' "$work/out" | sort | paste -sd' ')" = "$2" ] ||
+        fail "expected '$2': ${*:3}: $(cat "$work/out")"
+}
+expect 0 'node0 node0 node1' --ranks-per-node 2,1 -- hostname
+expect 3 '' --ranks-per-node 1 -- sh -c "exit 3 # $mark"
+expect 5 'node0 slots=1 node1 slots=1 node2 slots=1' --plain --nodes 3 --ranks-per-node 1 -- \
+    sh -c "cat \$CLUSTER_HOSTFILE; exit 5 # $mark"
+nothing_left failure
+
+echo "- what is refused"
+refuse() { # LINE ARGUMENTS...
+    bench/cluster "${@:2}" >"$work/out" 2>"$work/err"
+    [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q -- "^cluster: .*$1" "$work/err" || fail "$*: $(cat "$work/err")"
+}
+refuse 'expected a command' --nodes 2
+refuse 'unknown option' --fast -- true
+refuse 'found 2$' --nodes 3 --ranks-per-node 1,2 -- true
+refuse '--rate: expected' --rate 1gigabyte -- true
+refuse '--down: expected' --down 2:1:1 -- true
+"$PWD/bench/cluster" --help | grep -q -- '--ranks-per-node' || fail "--help"
+
+echo "- killed"
+for signal in TERM KILL; do
+    bench/cluster --ranks-per-node 1 -- sh -c "touch $work/\$(hostname).\$PPID; sleep 300 # $mark" >/dev/null 2>&1 &
+    cluster=$!
+    for ((i = 0; i < 100 && $(ls "$work" | grep -c '^node[01]\.') < 2; i++)); do sleep 0.1; done
+    [ "$(pgrep -f "sleep 300 # $mark" | wc -l)" -ge 2 ] || fail "$signal: not started"
+    kill -$signal $cluster
+    wait $cluster 2>/dev/null
+    code=$?
+    [ $signal = KILL ] && sleep 0.3 # nobody is left who could have waited
+    [ $code = $([ $signal = TERM ] && echo 143 || echo 137) ] || fail "$signal: exit code $code"
+    nothing_left $signal
+    rm -f "$work"/node*
+done
+
+echo "- a link that is cut for a second"
+timeout 60 bench/cluster --ranks-per-node 1 --down 1:1.2:1 -- "$BUILD/allreduce" -b 1M -e 1M -n 150 --algorithm ring \
+    >"$work/out" 2>"$work/err" || fail "cut: exit $?: $(cat "$work/err")"
+grep -q 'node1 is cut off' "$work/err" && grep -q 'node1 is back' "$work/err" && grep -q ' ring .* 0 ' "$work/out" ||
+    fail "cut: $(cat "$work/err" "$work/out")"
+nothing_left cut
+
+[ $failures = 0 ] && echo "all passed"
+exit $((failures > 0))
