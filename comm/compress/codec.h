@@ -39,10 +39,12 @@ typedef struct Codec {
     CodecPiece *pieces;  /* owned: cover the flat gradient in order */
     int piece_count;
     int64_t elems;
+    double bytes_per_value; /* of a whole block */
+    double part_bytes;      /* what a part of one takes at most above its share */
     /* comm thread */
     float *residual[CODEC_HOPS];     /* f32[elems], owned; NULL without error feedback */
     float *new_residual[CODEC_HOPS]; /* f32[elems], owned */
-    double noise, signal; /* sums of (p - C(p))^2 and p^2 over a sample of the blocks encoded since codec_measure */
+    double noise, signal; /* sums of (p - C(p))^2 and p^2 over a sample of what was encoded since codec_measure */
 } Codec;
 
 /* Pieces from the table: its gradients. */

@@ -16,9 +16,11 @@
  *                  two in three bytes (an odd last one in two), then their values, f32[k] or bf16[k]
  *
  * What a compressor does with p, the same bits on every machine and device:
- *   NaN or Inf anywhere in a block: every value of the block (topk: every kept one) decodes to NaN, and so becomes
- *   visible on every rank. A block of zeros, or of values too small for its scale to be normal, decodes to zeros.
- *   int8, int4: scale = max |p| / 127 or 7; code = p / scale rounded to nearest even.
+ *   NaN or Inf anywhere in a block: every value of the block (topk: every kept one, the first k) decodes to NaN, and so
+ *   becomes visible on every rank. none passes them as they are. bf16: what would round to Inf is NaN as well.
+ *   int8, int4: scale = max |p| / 127 or 7, one step less where scale * 127 or 7 would overflow; code = p * (1 / scale)
+ *   rounded to nearest even. A block of zeros, or of values too small for its scale to be normal, has scale 0 and
+ *   decodes to zeros.
  *   topk: the largest |p|, of equal ones the lowest index.
  *
  * Adding one: a file with a const Compressor, a line in compressor.c, a line in the test table. */
@@ -46,8 +48,9 @@ typedef struct Compressor {
     size_t (*wire_bytes_max)(const CompressorOptions *options, int64_t elems);
 
     /* p = scale * values + residual (one rounding each, no fused multiply-add); wire = C(p); new_residual = p - C(p),
-     * in f32 (fmaf where C(p) is a product). residual NULL: zeros; new_residual NULL: not wanted. They may be the same
-     * array; values f32[elems] overlaps neither. wire may have any alignment. */
+     * in f32 (fmaf where C(p) is a product). residual NULL: p = scale * values; new_residual NULL: not wanted. Both may
+     * be the same array; values f32[elems] overlaps neither. A block that holds NaN or Inf leaves anything in
+     * new_residual. wire may have any alignment. */
     void (*encode)(const CompressorOptions *options, int64_t offset, int64_t elems, const float *values, float scale,
                    const float *residual, float *new_residual, void *wire);
 

@@ -1,0 +1,290 @@
+/* The wire of a slice is walked part by part: a part lies in one piece, and so travels in one way.
+ *
+ *     pieces   | matrix      | 1-D | matrix            | small | matrix ...
+ *     slice           |======|=====|=======|
+ *     wire            | int8 | f32 | int8  |
+ *
+ * Residual arrays are reserved address space. Pages appear where they are first written, and reading others gives
+ * zeros: what a first step needs. */
+#define _GNU_SOURCE
+#include "comm/compress/codec.h"
+
+#include "base/random.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+enum { SAMPLE_ELEMS = 256, SAMPLE_EVERY = 16, BLOCK_ELEMS_MAX = 4096, LANES = 8 };
+
+/* ---- create and destroy ---- */
+
+static Status reserve(float **array, int64_t elems) {
+    void *memory = mmap(NULL, (size_t)elems * sizeof(float), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED)
+        return fault("no address space for %lld residuals", (long long)elems);
+    *array = memory;
+    return OK;
+}
+
+static void release(float *array, int64_t elems) {
+    if (array)
+        munmap(array, (size_t)elems * sizeof(float));
+}
+
+static Status add_pieces(Codec *codec, const ParamTable *table) {
+    codec->pieces = calloc((size_t)table->gradient_count + 1, sizeof *codec->pieces);
+    if (!codec->pieces)
+        return fault("no memory for %d pieces", table->gradient_count);
+    for (int g = 0; g < table->gradient_count; g++) {
+        const Gradient *gradient = &table->gradients[g];
+        codec->pieces[g] = (CodecPiece){.start = gradient->offset, .stop = gradient->offset + gradient->elems,
+                                        .dense = gradient->dense || gradient->elems < CODEC_PIECE_MIN};
+    }
+    codec->piece_count = table->gradient_count;
+    codec->elems = table->elems;
+    return OK;
+}
+
+/* How much more than its share of a whole block a part of one can take. */
+static void find_part_bytes(Codec *codec) {
+    const Compressor *compressor = codec->compressor;
+    int block = compressor->block_elems;
+    codec->bytes_per_value = (double)compressor->wire_bytes(&codec->options, 0, block) / block;
+    for (int n = 1; n <= block; n++) {
+        double more = (double)compressor->wire_bytes(&codec->options, 0, n) - codec->bytes_per_value * n;
+        codec->part_bytes = more > codec->part_bytes ? more : codec->part_bytes;
+    }
+}
+
+static Status codec_init(Codec *codec, const ParamTable *table) {
+    TRY(add_pieces(codec, table));
+    find_part_bytes(codec);
+    for (int hop = 0; hop < CODEC_HOPS && codec->error_feedback && codec->elems > 0; hop++) {
+        TRY(reserve(&codec->residual[hop], codec->elems));
+        TRY(reserve(&codec->new_residual[hop], codec->elems));
+    }
+    return OK;
+}
+
+Status codec_create(Codec **codec, const ParamTable *table, const Compressor *compressor,
+                    const CompressorOptions *options, bool every_hop, bool error_feedback) {
+    *codec = calloc(1, sizeof **codec);
+    if (!*codec)
+        return fault("no memory for a codec");
+    **codec = (Codec){.compressor = compressor, .options = *options, .every_hop = every_hop,
+                      .error_feedback = error_feedback && compressor != &compressor_none};
+    Status status = codec_init(*codec, table);
+    if (status != OK) {
+        codec_destroy(*codec);
+        *codec = NULL;
+    }
+    return status;
+}
+
+void codec_destroy(Codec *codec) {
+    if (!codec)
+        return;
+    for (int hop = 0; hop < CODEC_HOPS; hop++) {
+        release(codec->residual[hop], codec->elems);
+        release(codec->new_residual[hop], codec->elems);
+    }
+    free(codec->pieces);
+    free(codec);
+}
+
+/* ---- parts of a slice ---- */
+
+typedef struct Part {
+    const Compressor *compressor;
+    int64_t offset, elems;
+    size_t bytes;
+    bool dense;
+    int piece; /* where it lies */
+} Part;
+
+static int find_piece(const Codec *codec, int64_t offset) {
+    int low = 0, high = codec->piece_count;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (codec->pieces[middle].start <= offset)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Of the slice [offset, stop), the part in that piece. */
+static Part part_in(const Codec *codec, int piece, int64_t offset, int64_t stop) {
+    assert(piece < codec->piece_count && stop <= codec->elems);
+    const CodecPiece *at = &codec->pieces[piece];
+    Part part = {.compressor = at->dense ? &compressor_none : codec->compressor, .offset = offset,
+                 .elems = (stop < at->stop ? stop : at->stop) - offset, .dense = at->dense, .piece = piece};
+    part.bytes = part.compressor->wire_bytes(&codec->options, part.offset, part.elems);
+    return part;
+}
+
+/* for (each part): an empty slice has one without values. */
+static Part first_part(const Codec *codec, int64_t offset, int64_t elems) {
+    if (elems == 0)
+        return (Part){.compressor = &compressor_none, .offset = offset};
+    return part_in(codec, find_piece(codec, offset), offset, offset + elems);
+}
+
+/* False behind the last one. */
+static bool next_part(const Codec *codec, Part *part, int64_t stop) {
+    if (part->offset + part->elems >= stop)
+        return false;
+    *part = part_in(codec, part->piece + 1, part->offset + part->elems, stop);
+    return true;
+}
+
+/* ---- sizes ---- */
+
+size_t codec_wire_bytes(const Codec *codec, int64_t offset, int64_t elems) {
+    Part part = first_part(codec, offset, elems);
+    size_t bytes = part.bytes;
+    while (next_part(codec, &part, offset + elems))
+        bytes += part.bytes;
+    return bytes;
+}
+
+/* What a slice holds: dense values, and values of so many compressed pieces. */
+typedef struct Mix {
+    int64_t dense;
+    int pieces;
+} Mix;
+
+static Mix mix_of(const Codec *codec, int64_t start, int64_t stop) {
+    Mix mix = {0};
+    for (int i = find_piece(codec, start); i < codec->piece_count && codec->pieces[i].start < stop; i++) {
+        const CodecPiece *piece = &codec->pieces[i];
+        int64_t from = piece->start > start ? piece->start : start, to = piece->stop < stop ? piece->stop : stop;
+        if (piece->dense && to > from)
+            mix.dense += to - from;
+        else if (to > from)
+            mix.pieces++;
+    }
+    return mix;
+}
+
+/* Whole blocks cost their share. A piece that the slice touches has at most two parts of blocks in it. The slice with
+ * most dense values begins or ends where a piece does, the one that touches most pieces on the last value of one. */
+size_t codec_wire_bytes_max(const Codec *codec, int64_t elems) {
+    Mix most = {0};
+    for (int i = 0; i < codec->piece_count && elems > 0; i++) {
+        const CodecPiece *piece = &codec->pieces[i];
+        int64_t starts[] = {piece->start, piece->stop - 1, piece->stop > elems ? piece->stop - elems : 0};
+        for (int j = 0; j < 3; j++) {
+            Mix mix = mix_of(codec, starts[j], starts[j] + elems);
+            most.dense = mix.dense > most.dense ? mix.dense : most.dense;
+            most.pieces = mix.pieces > most.pieces ? mix.pieces : most.pieces;
+        }
+    }
+    double compressed = codec->bytes_per_value * (double)(elems - most.dense);
+    return (size_t)most.dense * sizeof(float) + (size_t)ceil(compressed + codec->part_bytes * 2 * most.pieces);
+}
+
+/* ---- how much is lost ---- */
+
+static double sum_lanes(const double *lanes) {
+    double sum = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        sum += lanes[lane];
+    return sum;
+}
+
+/* Adds up what became of n values. */
+static void measure_values(Codec *codec, const float *values, float scale, const float *residual, const float *decoded,
+                           int n) {
+    double noise[LANES] = {0}, signal[LANES] = {0};
+    for (int i = 0; i < n; i++) {
+        float scaled = scale * values[i];
+        float p = residual ? scaled + residual[i] : scaled;
+        double lost = (double)p - (double)decoded[i];
+        noise[i % LANES] += lost * lost;
+        signal[i % LANES] += (double)p * (double)p;
+    }
+    codec->noise += sum_lanes(noise);
+    codec->signal += sum_lanes(signal);
+}
+
+/* Decodes again those stretches of the part that the sample takes: by global offset, so alike in every run. */
+static void measure_part(Codec *codec, const Part *part, const float *values, float scale, const float *residual,
+                         const uint8_t *wire) {
+    int64_t stretch = part->compressor->block_elems > SAMPLE_ELEMS ? part->compressor->block_elems : SAMPLE_ELEMS;
+    float decoded[BLOCK_ELEMS_MAX];
+    for (int64_t i = 0, n; i < part->elems; i += n) {
+        int64_t offset = part->offset + i, left = stretch - offset % stretch;
+        n = left < part->elems - i ? left : part->elems - i;
+        if (random_mix((uint64_t)(offset / stretch)) % SAMPLE_EVERY != 0)
+            continue;
+        const uint8_t *from = wire + part->compressor->wire_bytes(&codec->options, part->offset, i);
+        part->compressor->decode(&codec->options, offset, n, from, decoded);
+        measure_values(codec, values + i, scale, residual ? residual + i : NULL, decoded, (int)n);
+    }
+}
+
+double codec_measure(Codec *codec) {
+    double nmse = codec->noise / codec->signal; /* 0 / 0 is NaN */
+    codec->noise = codec->signal = 0;
+    return nmse;
+}
+
+/* ---- encode and decode ---- */
+
+static void encode_part(Codec *codec, CodecHop hop, const Part *part, const float *values, float scale, uint8_t *wire) {
+    bool feedback = codec->error_feedback && !part->dense;
+    const float *residual = feedback ? codec->residual[hop] + part->offset : NULL;
+    float *new_residual = feedback ? codec->new_residual[hop] + part->offset : NULL;
+    part->compressor->encode(&codec->options, part->offset, part->elems, values, scale, residual, new_residual, wire);
+    if (!part->dense)
+        measure_part(codec, part, values, scale, residual, wire);
+}
+
+void codec_encode(Codec *codec, CodecHop hop, int64_t offset, int64_t elems, const float *values, float scale,
+                  void *wire) {
+    uint8_t *out = wire;
+    Part part = first_part(codec, offset, elems);
+    do {
+        encode_part(codec, hop, &part, values + (part.offset - offset), scale, out);
+        out += part.bytes;
+    } while (next_part(codec, &part, offset + elems));
+}
+
+void codec_decode(const Codec *codec, int64_t offset, int64_t elems, const void *wire, float *values) {
+    const uint8_t *in = wire;
+    Part part = first_part(codec, offset, elems);
+    do {
+        part.compressor->decode(&codec->options, part.offset, part.elems, in, values + (part.offset - offset));
+        in += part.bytes;
+    } while (next_part(codec, &part, offset + elems));
+}
+
+void codec_decode_add(const Codec *codec, int64_t offset, int64_t elems, const void *wire, float *sum) {
+    const uint8_t *in = wire;
+    Part part = first_part(codec, offset, elems);
+    do {
+        part.compressor->decode_add(&codec->options, part.offset, part.elems, in, sum + (part.offset - offset));
+        in += part.bytes;
+    } while (next_part(codec, &part, offset + elems));
+}
+
+/* ---- residuals ---- */
+
+void codec_commit(Codec *codec) {
+    for (int hop = 0; hop < CODEC_HOPS; hop++) {
+        float *current = codec->residual[hop];
+        codec->residual[hop] = codec->new_residual[hop];
+        codec->new_residual[hop] = current;
+    }
+}
+
+void codec_forget_new(Codec *codec) {
+    for (int hop = 0; hop < CODEC_HOPS; hop++)
+        if (codec->new_residual[hop])
+            madvise(codec->new_residual[hop], (size_t)codec->elems * sizeof(float), MADV_DONTNEED);
+}
