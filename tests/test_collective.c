@@ -281,7 +281,7 @@ static void test_predictions(void **state) {
     (void)state;
     enum { ELEMS = 1 << 24 };
     const double S = 4.0 * ELEMS, a_i = 1e-6, a_e = 5e-5, b_i = 2e-10, b_e = 1e-9, g = 1e-10;
-    const LinkCosts costs = {{a_i, a_e}, {b_i, b_e}, g, 0};
+    const LinkCosts costs = {.latency_s = {a_i, a_e}, .s_per_byte = {b_i, b_e}, .add_s_per_byte = g, .wire_ratio = 1};
     const Place *place = place_named("2 nodes of 4");
     assert_close(predict_s("ring", place, ELEMS, &costs) / (14 * (a_e + S / 8 * b_e) + 7 * S / 8 * g), 1, 1e-9);
     assert_close(predict_s("reduce_scatter", place, ELEMS, &costs) / (2 * (a_e + 2 * S * b_e) + 7 * S / 8 * g), 1,
@@ -296,7 +296,8 @@ static void test_predictions(void **state) {
     double hierarchical = predict_s("hierarchical", place, ELEMS, &costs);
     assert_true(hierarchical > between + 2 * (a_i + a_e) && hierarchical < between + 2 * (a_i + a_e) + inside / 8);
     assert_true(predict_s("leader", place, ELEMS, &costs) > 1.4 * hierarchical);
-    const LinkCosts shared = {{a_i, a_e}, {b_i, b_e}, g, 1.5e-10};
+    LinkCosts shared = costs;
+    shared.copy_s_per_byte = 1.5e-10;
     assert_close(predict_s("reduce_scatter", place_named("1 node of 8"), ELEMS, &shared) /
                      (2 * a_i + 7 * S / 8 * 2.5e-10),
                  1, 1e-9);

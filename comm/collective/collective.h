@@ -102,7 +102,7 @@ typedef struct Collective {
 } Collective;
 
 extern const Collective collective_naive, collective_native, collective_ring, collective_tree,
-    collective_reduce_scatter, collective_hierarchical, collective_leader;
+    collective_reduce_scatter, collective_hierarchical, collective_leader, collective_ring_requantise;
 
 /* NULL when there is none of that name. */
 const Collective *collective_find(const char *name);

@@ -10,21 +10,112 @@
  * Cost: 2 (N-1) (alpha + S/N beta) + (N-1)/N S gamma. Each member sends 2 (N-1)/N S, the least possible.
  * Chunk c is summed in the order c, c+1, ..., c-1, by one member each, and then copied: identical bits everywhere.
  *
- * Each value is scaled when its own member first touches it: on sending (step 0) or on adding. */
+ * Each value is scaled when its own member first touches it: on sending (step 0) or on adding.
+ *
+ * Chunks travel in segments, and unit u is segment u % K of step u / K. Unit u leaves and arrives once unit u - window is
+ * complete, so up to `window` units travel while one is added, across the ends of steps: the links do not wait for sums.
+ * What unit u sends is what unit u - K left; window <= K, so it is there. */
 #include "comm/collective/collective.h"
 #include "comm/collective/cost.h"
-#include "comm/collective/exchange.h"
 #include "comm/collective/vector.h"
 
-typedef struct Chunk {
-    float *data;
-    int64_t elems;
-} Chunk;
+enum {
+    SEGMENT_MIN_ELEMS = 16 << 10, /* below, latency costs more than the overlap gains */
+    SEGMENT_MAX_ELEMS = 64 << 10,
+    WINDOW_MAX = 4,        /* units under way */
+    POLL_ELEMS = 16 << 10, /* added between two looks at the transport */
+};
 
-static Chunk chunk_of(const Group *group, float *data, int64_t elems, int index) {
-    int c = (index % group->size + group->size) % group->size;
-    int64_t start = chunk_start(0, elems, group->size, c);
-    return (Chunk){data + start, chunk_start(0, elems, group->size, c + 1) - start};
+typedef struct Ring {
+    Transport *transport;
+    int size, self, to, from;
+    float *data, *arrivals; /* f32[window][segment_elems] */
+    int64_t elems, segment_elems, segments, window;
+    float scale;
+    Ticket tickets[WINDOW_MAX];
+} Ring;
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int64_t longest_chunk(int size, int64_t elems) {
+    int64_t longest = 0;
+    for (int c = 0; c < size; c++)
+        longest = most(longest, chunk_start(0, elems, size, c + 1) - chunk_start(0, elems, size, c));
+    return longest;
+}
+
+/* A quarter of a chunk, so that a window of them fills the link. */
+static int64_t segment_elems_of(int64_t chunk) {
+    int64_t wanted = most(SEGMENT_MIN_ELEMS, (chunk + WINDOW_MAX - 1) / WINDOW_MAX);
+    return least(chunk, least(wanted, SEGMENT_MAX_ELEMS));
+}
+
+static int64_t segments_of(int64_t chunk) {
+    return chunk > 0 ? (chunk + segment_elems_of(chunk) - 1) / segment_elems_of(chunk) : 0;
+}
+
+static Ring ring_of(const Group *group, const Payload *payload) {
+    int64_t chunk = longest_chunk(group->size, payload->elems);
+    return (Ring){.transport = group->transport,
+                  .size = group->size,
+                  .self = group->self,
+                  .to = group->members[(group->self + 1) % group->size],
+                  .from = group->members[(group->self + group->size - 1) % group->size],
+                  .data = payload->data,
+                  .arrivals = payload->scratch,
+                  .elems = payload->elems,
+                  .segment_elems = segment_elems_of(chunk),
+                  .segments = segments_of(chunk),
+                  .window = least(segments_of(chunk), WINDOW_MAX),
+                  .scale = payload->scale};
+}
+
+/* Of the chunk that lies `back` chunks before this member's own. */
+static Slice segment_of(const Ring *ring, int64_t unit, int64_t back) {
+    int c = (int)((ring->self + 2 * ring->size - back) % ring->size);
+    int64_t end = chunk_start(0, ring->elems, ring->size, c + 1);
+    int64_t at = chunk_start(0, ring->elems, ring->size, c) + unit % ring->segments * ring->segment_elems;
+    int64_t start = least(at, end);
+    return (Slice){start, least(end - start, ring->segment_elems)};
+}
+
+static Slice leaving(const Ring *ring, int64_t unit) { return segment_of(ring, unit, unit / ring->segments); }
+static Slice arriving(const Ring *ring, int64_t unit) { return segment_of(ring, unit, unit / ring->segments + 1); }
+
+static bool is_added(const Ring *ring, int64_t unit) { return unit < (ring->size - 1) * ring->segments; }
+
+/* What is added arrives beside data, what is gathered in its place. */
+static float *arrival(const Ring *ring, int64_t unit) {
+    return is_added(ring, unit) ? ring->arrivals + unit % ring->window * ring->segment_elems
+                                : ring->data + arriving(ring, unit).start;
+}
+
+/* Empty segments do not travel. */
+static void start_unit(Ring *ring, int64_t unit) {
+    Slice out = leaving(ring, unit), in = arriving(ring, unit);
+    if (unit < ring->segments && ring->scale != 1)
+        vector_scale(ring->data + out.start, out.elems, ring->scale);
+    transport_group_begin(ring->transport);
+    if (out.elems > 0)
+        transport_send(ring->transport, ring->to, ring->data + out.start, (size_t)out.elems * sizeof(float));
+    if (in.elems > 0)
+        transport_recv(ring->transport, ring->from, arrival(ring, unit), (size_t)in.elems * sizeof(float));
+    ring->tickets[unit % ring->window] = transport_group_start(ring->transport);
+}
+
+/* The youngest unit keeps the transport moving. */
+static Status add_unit(Ring *ring, int64_t unit) {
+    Slice sum = arriving(ring, unit);
+    Ticket youngest = ring->tickets[(unit + ring->window - 1) % ring->window];
+    for (int64_t at = 0; at < sum.elems; at += POLL_ELEMS) {
+        bool complete;
+        vector_scale_add(ring->data + sum.start + at, ring->scale, arrival(ring, unit) + at,
+                         least(sum.elems - at, POLL_ELEMS));
+        if (ring->window > 1)
+            TRY(transport_group_test(ring->transport, youngest, &complete));
+    }
+    return OK;
 }
 
 static int next_of(const Group *group, int member, int step) {
@@ -32,34 +123,10 @@ static int next_of(const Group *group, int member, int step) {
     return (member + 1) % group->size;
 }
 
-static Status reduce_step(const Group *group, Chunk out, Chunk sum, float out_scale, float scale, float *scratch) {
-    Exchange exchange = {.to = group->members[next_of(group, group->self, 0)],
-                         .out = out.data,
-                         .out_elems = out.elems,
-                         .out_scale = out_scale,
-                         .from = group->members[(group->self + group->size - 1) % group->size],
-                         .sum = sum.data,
-                         .sum_elems = sum.elems,
-                         .sum_scale = scale};
-    return exchange_add(group->transport, &exchange, scratch);
-}
-
-/* Sends one chunk to the next member while another arrives from the one before. Empty ones do not travel. */
-static Status gather_step(const Group *group, Chunk out, Chunk in) {
-    Transport *transport = group->transport;
-    transport_group_begin(transport);
-    if (out.elems > 0)
-        transport_send(transport, group->members[next_of(group, group->self, 0)], out.data,
-                       (size_t)out.elems * sizeof(float));
-    if (in.elems > 0)
-        transport_recv(transport, group->members[(group->self + group->size - 1) % group->size], in.data,
-                       (size_t)in.elems * sizeof(float));
-    return transport_group_end(transport);
-}
-
 static int64_t ring_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
-    (void)group, (void)codec;
-    return exchange_scratch_elems(elems);
+    (void)codec;
+    int64_t chunk = longest_chunk(group->size, elems);
+    return least(segments_of(chunk), WINDOW_MAX) * segment_elems_of(chunk);
 }
 
 static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
@@ -68,18 +135,18 @@ static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts 
 }
 
 static Status ring_allreduce(const Group *group, const Payload *payload) {
-    float *data = payload->data, *scratch = payload->scratch, scale = payload->scale;
-    int64_t elems = payload->elems;
-    int self = group->self, steps = group->size - 1;
-    if (steps == 0)
-        vector_scale(data, elems, scale);
-    for (int step = 0; step < steps; step++) {
-        Chunk out = chunk_of(group, data, elems, self - step), sum = chunk_of(group, data, elems, self - step - 1);
-        TRY(reduce_step(group, out, sum, step == 0 ? scale : 1, scale, scratch));
-    }
-    for (int step = 0; step < steps; step++) {
-        Chunk out = chunk_of(group, data, elems, self + 1 - step), in = chunk_of(group, data, elems, self - step);
-        TRY(gather_step(group, out, in));
+    Ring ring = ring_of(group, payload);
+    int64_t units = 2 * (int64_t)(group->size - 1) * ring.segments;
+    if (units == 0)
+        vector_scale(payload->data, payload->elems, payload->scale);
+    for (int64_t unit = 0; unit < least(units, ring.window); unit++)
+        start_unit(&ring, unit);
+    for (int64_t unit = 0; unit < units; unit++) {
+        TRY(transport_group_wait(ring.transport, ring.tickets[unit % ring.window]));
+        if (is_added(&ring, unit))
+            TRY(add_unit(&ring, unit));
+        if (unit + ring.window < units)
+            start_unit(&ring, unit + ring.window);
     }
     return OK;
 }
