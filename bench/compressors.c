@@ -208,7 +208,7 @@ static Status trainer_create(Trainer *t, const Settings *s) {
     Gpt2Options options = {.max_B = (int)s->train.batch, .max_T = (int)s->train.seq_len, .train = true};
     size_t tokens = (size_t)(s->train.batch * s->train.seq_len);
     TRY(loader_open(&t->loader, &data));
-    gpt2_param_table(&t->config, &t->table);
+    gpt2_param_table(&t->config, false, &t->table);
     t->params = memory_alloc(&host_memory, (size_t)t->table.elems * sizeof(float));
     t->grads = memory_alloc(&host_memory, (size_t)t->table.elems * sizeof(float));
     t->inputs = malloc(tokens * sizeof(int));
@@ -216,7 +216,7 @@ static Status trainer_create(Trainer *t, const Settings *s) {
     if (!t->params || !t->grads || !t->inputs || !t->targets)
         return fault("no memory for %lld parameters", (long long)t->table.elems);
     gpt2_init_random(&t->config, &t->table, (uint64_t)s->run.seed, t->params);
-    TRY(adamw_create(&t->adamw, &t->table, &host_memory));
+    TRY(adamw_create(&t->adamw, &t->table, NULL, &host_memory));
     return gpt2_create(&t->model, &t->config, &t->table, t->params, t->grads, &options, &ops_cpu, &host_memory);
 }
 
@@ -278,7 +278,7 @@ static Status measure_run(Bench *bench, Trainer *t, const Settings *s, const cpu
             rest = *end ? end + 1 : end;
         }
         adamw_update(&t->adamw, &s->optim, learning_rate(&s->optim, step, s->train.steps),
-                     clip_scale(grad_norm(t->grads, t->table.elems), s->optim.grad_clip), t->params, t->grads);
+                     clip_scale(grad_norm(&t->table, t->grads), s->optim.grad_clip), t->params, t->grads);
     }
     return OK;
 }

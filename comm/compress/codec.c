@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { SAMPLE_ELEMS = 256, SAMPLE_EVERY = 16, BLOCK_ELEMS_MAX = 4096, LANES = 8 };
+enum { PART_BYTES = 8, SAMPLE_ELEMS = 256, SAMPLE_EVERY = 16, BLOCK_ELEMS_MAX = 4096, LANES = 8 };
 
 /* ---- create and destroy ---- */
 
@@ -48,20 +48,8 @@ static Status add_pieces(Codec *codec, const ParamTable *table) {
     return OK;
 }
 
-/* How much more than its share of a whole block a part of one can take. */
-static void find_part_bytes(Codec *codec) {
-    const Compressor *compressor = codec->compressor;
-    int block = compressor->block_elems;
-    codec->bytes_per_value = (double)compressor->wire_bytes(&codec->options, 0, block) / block;
-    for (int n = 1; n <= block; n++) {
-        double more = (double)compressor->wire_bytes(&codec->options, 0, n) - codec->bytes_per_value * n;
-        codec->part_bytes = more > codec->part_bytes ? more : codec->part_bytes;
-    }
-}
-
 static Status codec_init(Codec *codec, const ParamTable *table) {
     TRY(add_pieces(codec, table));
-    find_part_bytes(codec);
     for (int hop = 0; hop < CODEC_HOPS && codec->error_feedback && codec->elems > 0; hop++) {
         TRY(reserve(&codec->residual[hop], codec->elems));
         TRY(reserve(&codec->new_residual[hop], codec->elems));
@@ -152,40 +140,13 @@ size_t codec_wire_bytes(const Codec *codec, int64_t offset, int64_t elems) {
     return bytes;
 }
 
-/* What a slice holds: dense values, and values of so many compressed pieces. */
-typedef struct Mix {
-    int64_t dense;
-    int pieces;
-} Mix;
-
-static Mix mix_of(const Codec *codec, int64_t start, int64_t stop) {
-    Mix mix = {0};
-    for (int i = find_piece(codec, start); i < codec->piece_count && codec->pieces[i].start < stop; i++) {
-        const CodecPiece *piece = &codec->pieces[i];
-        int64_t from = piece->start > start ? piece->start : start, to = piece->stop < stop ? piece->stop : stop;
-        if (piece->dense && to > from)
-            mix.dense += to - from;
-        else if (to > from)
-            mix.pieces++;
-    }
-    return mix;
-}
-
-/* Whole blocks cost their share. A piece that the slice touches has at most two parts of blocks in it. The slice with
- * most dense values begins or ends where a piece does, the one that touches most pieces on the last value of one. */
+/* Whole blocks never take more than f32 would. A part of one takes at most PART_BYTES more than that (a scale, or the
+ * index and value that top-k keeps of a few), each compressed piece has at most two, and only so many pieces of
+ * CODEC_PIECE_MIN values fit. */
 size_t codec_wire_bytes_max(const Codec *codec, int64_t elems) {
-    Mix most = {0};
-    for (int i = 0; i < codec->piece_count && elems > 0; i++) {
-        const CodecPiece *piece = &codec->pieces[i];
-        int64_t starts[] = {piece->start, piece->stop - 1, piece->stop > elems ? piece->stop - elems : 0};
-        for (int j = 0; j < 3; j++) {
-            Mix mix = mix_of(codec, starts[j], starts[j] + elems);
-            most.dense = mix.dense > most.dense ? mix.dense : most.dense;
-            most.pieces = mix.pieces > most.pieces ? mix.pieces : most.pieces;
-        }
-    }
-    double compressed = codec->bytes_per_value * (double)(elems - most.dense);
-    return (size_t)most.dense * sizeof(float) + (size_t)ceil(compressed + codec->part_bytes * 2 * most.pieces);
+    (void)codec;
+    int64_t pieces = elems / CODEC_PIECE_MIN + 2;
+    return (size_t)(elems * (int64_t)sizeof(float) + 2 * PART_BYTES * pieces);
 }
 
 /* ---- how much is lost ---- */

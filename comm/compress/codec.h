@@ -39,8 +39,6 @@ typedef struct Codec {
     CodecPiece *pieces;  /* owned: cover the flat gradient in order */
     int piece_count;
     int64_t elems;
-    double bytes_per_value; /* of a whole block */
-    double part_bytes;      /* what a part of one takes at most above its share */
     /* comm thread */
     float *residual[CODEC_HOPS];     /* f32[elems], owned; NULL without error feedback */
     float *new_residual[CODEC_HOPS]; /* f32[elems], owned */
