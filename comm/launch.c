@@ -5,7 +5,8 @@
  *
  * How a failure ends all ranks. When all of them know it (comm_agree, comm_verify), each returns it, rank 0 prints the
  * line, and all leave in good order. When one rank alone knows it: a thread tells the others through the loop
- * transport, which wakes them; a process prints its line in comm_finish and has the launcher end the others. */
+ * transport, which wakes them; a process prints its line in comm_finish and has the launcher end the others. A process
+ * that can tell nobody, because it was killed, is missed by its neighbours (comm/transport/watch.h). */
 #define _GNU_SOURCE
 #include "comm/internal.h"
 #include "comm/transport/transport_loop.h"

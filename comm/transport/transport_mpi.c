@@ -23,6 +23,7 @@
 #include "comm/transport/transport_mpi.h"
 
 #include "base/clock.h"
+#include "comm/transport/watch.h"
 
 #include <mpi.h>
 #include <sched.h>
@@ -64,6 +65,7 @@ typedef struct MpiTransport {
     MPI_Comm comm;  /* the pieces */
     MPI_Comm words; /* everything else */
     Lane *lanes;    /* Lane[INCOMING, OUTGOING][ranks] */
+    Watch *watch;   /* owned */
     /* pieces in flight */
     int active;
     MPI_Request *requests;
@@ -429,7 +431,8 @@ static Status mpi_create(Transport **result, double timeout_s) {
     TRY_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &self->comm), "starting");
     TRY_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &self->words), "starting");
     TRY(check_tags(self));
-    return find_nodes(self);
+    TRY(find_nodes(self));
+    return watch_create(&self->watch, &self->base);
 }
 
 /* Not collective, so the communicators are left to MPI_Finalize. */
@@ -437,6 +440,7 @@ static void mpi_destroy(Transport *transport) {
     MpiTransport *self = (MpiTransport *)transport;
     if (!self)
         return;
+    watch_destroy(self->watch);
     transport_release(&self->base);
     free(self->lanes);
     free(self->requests);
