@@ -159,7 +159,8 @@ Status sync_replan(Sync *sync, const CommConfig *config);
 /* The step begins: tokens i32[count] is all that this rank looks up in it. */
 void sync_forward_begin(Sync *sync, const int *tokens, int64_t count);
 
-/* A NeedFn for the model: returns when that gradient's parameters are here. After a failure it returns at once, and
+/* A NeedFn for the model: returns when that gradient's parameters are here; of a split embedding's gradients[0], the
+ * rows that this rank looks up, and all of it only after sync_forward_end. After a failure it returns at once, and
  * sync_forward_end tells. */
 void sync_need(void *sync, int gradient);
 Status sync_forward_end(Sync *sync);

@@ -70,3 +70,39 @@ void lookup_add(const Lookup *lookup, float *grad) {
         vector_add(grad + (int64_t)lookup->tokens[i] * lookup->channels, lookup->rows + i * lookup->channels,
                    lookup->channels);
 }
+
+/* The first slice that ends behind `place`. */
+static int slice_behind(const Shard *shard, int64_t place) {
+    int low = 0, high = shard->count;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (shard->slices[middle].start + shard->slices[middle].elems <= place)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void take_row(float *row, const float *from, int64_t place, int channels, const Shard *shard) {
+    for (int c = 0; c < channels; c++)
+        row[c] = -0.0f;
+    for (int s = slice_behind(shard, place); s < shard->count && shard->slices[s].start < place + channels; s++) {
+        int64_t start = shard->slices[s].start - place, stop = start + shard->slices[s].elems;
+        for (int64_t c = start > 0 ? start : 0; c < stop && c < channels; c++)
+            row[c] = from[c];
+    }
+}
+
+void lookup_take(Lookup *lookup, const float *matrix, int64_t offset, const Shard *shard) {
+    for (int64_t i = 0; i < lookup->count; i++) {
+        int64_t at = (int64_t)lookup->tokens[i] * lookup->channels;
+        take_row(lookup->rows + i * lookup->channels, matrix + at, offset + at, lookup->channels, shard);
+    }
+}
+
+void lookup_put(const Lookup *lookup, float *matrix) {
+    for (int64_t i = 0; i < lookup->count; i++)
+        memcpy(matrix + (int64_t)lookup->tokens[i] * lookup->channels, lookup->rows + i * lookup->channels,
+               (size_t)lookup->channels * sizeof(float));
+}

@@ -39,4 +39,10 @@ Status lookup_exchange(Lookup *lookup, Transport *transport);
 /* grad f32[vocab][channels] += rows, at the rows' tokens. */
 void lookup_add(const Lookup *lookup, float *grad);
 
+/* For sharded parameters, matrix f32[vocab][channels] at `offset` of the flat arrays: rows become what the shard has of
+ * the rows' tokens, and -0.0, which changes nothing it is added to, elsewhere; so their sum over ranks are the rows
+ * themselves, which lookup_put writes back. */
+void lookup_take(Lookup *lookup, const float *matrix, int64_t offset, const Shard *shard);
+void lookup_put(const Lookup *lookup, float *matrix);
+
 #endif

@@ -49,6 +49,7 @@ struct Sync {
     atomic_uchar *marked; /* [gradient_count], owned: in this step */
     atomic_int *missing;  /* [plan.count], owned: gradients not yet marked */
     atomic_uchar *stale;  /* [plan.count], owned: parameters on their way */
+    atomic_uchar rows_stale; /* the embedding's rows of this step are on their way */
     double *ready_ms;     /* [gradient_count], owned: written by whoever marks it */
     /* under lock */
     bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
@@ -316,22 +317,44 @@ static void set_label(const Sync *sync, int bucket) {
     transport_label(sync->comm->transport, (MessageLabel){.step = sync->step, .bucket = bucket});
 }
 
-/* In the order in which forward needs them: the head's, which are the lookup's too, then from the last one back. */
-static int need_order(const Plan *plan, int i) {
-    return i < plan->head_buckets ? i : plan->count - 1 - i + plan->head_buckets;
+static void arrived(Sync *sync, atomic_uchar *stale) {
+    pthread_mutex_lock(&sync->lock);
+    atomic_store(stale, 0);
+    pthread_cond_broadcast(&sync->gathered);
+    pthread_mutex_unlock(&sync->lock);
 }
 
+/* The embedding's rows that this step looks up, ahead of the whole matrix, which only the head needs. (When the matrix
+ * comes it writes the same bits there once more.) */
+static Status gather_rows(Sync *sync) {
+    Lookup *lookup = &sync->lookup;
+    int64_t offset = sync->setup.table->gradients[0].offset;
+    float *matrix = sync->setup.params + offset;
+    lookup_take(lookup, matrix, offset, sync_shard(sync, comm_rank(sync->comm)));
+    Payload payload = {.data = lookup->rows, .elems = lookup->count * lookup->channels, .scale = 1,
+                       .scratch = sync->scratch};
+    set_label(sync, sync->plan.count);
+    TRY(sync->plan.lookup->allreduce(&sync->comm->world, &payload));
+    lookup_put(lookup, matrix);
+    arrived(sync, &sync->rows_stale);
+    return OK;
+}
+
+/* From the last bucket to the first, as forward needs them: the embedding's matrix first of all, unless its rows go
+ * ahead; then it is the last. */
 static Status gather_params(Sync *sync) {
     double start_s = clock_s();
-    for (int i = 0; i < sync->plan.count; i++) {
-        int b = need_order(&sync->plan, i);
+    int count = sync->plan.count, shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
+    if (sync->lookup.count > 0)
+        TRY(gather_rows(sync));
+    for (int i = 0; i < count; i++) {
+        int b = (count - 1 - i + shift) % count;
         set_label(sync, b);
         Payload payload = payload_of(sync, b, sync->setup.params);
         TRY(sync->plan.collectives[b]->all_gather(&sync->comm->world, &payload));
-        pthread_mutex_lock(&sync->lock);
-        atomic_store(&sync->stale[b], 0);
-        pthread_cond_broadcast(&sync->gathered);
-        pthread_mutex_unlock(&sync->lock);
+        arrived(sync, &sync->stale[b]);
+        if (i + 1 == shift) /* the whole matrix instead of its rows */
+            arrived(sync, &sync->rows_stale);
     }
     set_label(sync, -1);
     sync->gather_ms += 1e3 * (clock_s() - start_s);
@@ -419,6 +442,7 @@ void sync_forward_begin(Sync *sync, const int *tokens, int64_t count) {
     count_bytes(sync);
     for (int b = 0; b < sync->plan.count; b++)
         atomic_store(&sync->stale[b], sync->dirty);
+    atomic_store(&sync->rows_stale, sync->dirty);
     if (sync->lookup.vocab)
         lookup_mark(&sync->lookup, tokens, count);
     engine_post(sync->comm->engine, forward_job, sync);
@@ -437,19 +461,26 @@ static int first_bucket_of(const Sync *sync, int gradient) {
     return low;
 }
 
+static void wait_for_arrival(Sync *sync, const atomic_uchar *stale) {
+    if (!atomic_load(stale))
+        return;
+    double start_s = clock_s();
+    pthread_mutex_lock(&sync->lock);
+    while (atomic_load(stale) && !sync->gather_failed)
+        pthread_cond_wait(&sync->gathered, &sync->lock);
+    sync->need_ms += 1e3 * (clock_s() - start_s);
+    pthread_mutex_unlock(&sync->lock);
+}
+
 void sync_need(void *user, int gradient) {
     Sync *sync = user;
-    int b = first_bucket_of(sync, gradient);
-    for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++) {
-        if (!atomic_load(&sync->stale[b]))
-            continue;
-        double start_s = clock_s();
-        pthread_mutex_lock(&sync->lock);
-        while (atomic_load(&sync->stale[b]) && !sync->gather_failed)
-            pthread_cond_wait(&sync->gathered, &sync->lock);
-        sync->need_ms += 1e3 * (clock_s() - start_s);
-        pthread_mutex_unlock(&sync->lock);
+    if (gradient == 0 && sync->setup.vocab) {
+        wait_for_arrival(sync, &sync->rows_stale);
+        return;
     }
+    int b = first_bucket_of(sync, gradient);
+    for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++)
+        wait_for_arrival(sync, &sync->stale[b]);
 }
 
 Status sync_forward_end(Sync *sync) {

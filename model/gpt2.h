@@ -74,7 +74,8 @@ void gpt2_destroy(Gpt2 *model); /* accepts NULL */
 
 /* From now on gpt2_forward calls need(user, gradient) before it reads the parameters of gradients[gradient], from the
  * thread that called it, once for each gradient and in the order in which they are needed: wte, wpe; then for each
- * layer from 0 on its group of 1-D tensors, qkvw, attprojw, fcw, fcprojw; then lnf. Loss, logits and backward, with
+ * layer from 0 on its group of 1-D tensors, qkvw, attprojw, fcw, fcprojw; then lnf. (Of wte it reads the rows of its
+ * tokens only.) Loss, logits and backward, with
  * recomputation too, follow a gpt2_forward and ask for nothing. need NULL: nobody is asked, as at first. */
 void gpt2_on_need(Gpt2 *model, NeedFn *need, void *user);
 

@@ -198,13 +198,30 @@ static void embedding_backward(const EmbeddingCase *test, Sync *sync, const Para
         sync_mark_ready(sync, 0);
 }
 
+/* Of sharded parameters the rows that are looked up come first, then the rest; all whole at the end of forward. */
+static Status embedding_forward(Sync *sync, const ParamTable *table, const float *params, const int *tokens, int step) {
+    sync_forward_begin(sync, tokens, TOKENS);
+    sync_need(sync, 0);
+    for (int64_t i = 0; i < TOKENS * WIDTH && step > 0; i++) {
+        int64_t place = tokens[i / WIDTH] * WIDTH + i % WIDTH;
+        if (params[place] != param_value(step - 1, place))
+            return fault("step %d: parameter %lld of a row is %g", step, (long long)place, (double)params[place]);
+    }
+    for (int g = 1; g < table->gradient_count; g++)
+        sync_need(sync, g);
+    TRY(sync_forward_end(sync));
+    for (int64_t i = 0; i < table->elems && step > 0; i++)
+        if (params[i] != param_value(step - 1, i))
+            return fault("step %d: parameter %lld is %g", step, (long long)i, (double)params[i]);
+    return OK;
+}
+
 static Status embedding_step(Comm *comm, Sync *sync, EmbeddingCase *test, const ParamTable *table, float *grads,
-                             int step) {
+                             float *params, int step) {
     int rank = comm_rank(comm), tokens[TOKENS];
     for (int i = 0; i < TOKENS; i++)
         tokens[i] = token_of(test, rank, step, i);
-    sync_forward_begin(sync, tokens, TOKENS);
-    TRY(sync_forward_end(sync));
+    TRY(embedding_forward(sync, table, params, tokens, test->sharded ? step : 0));
     SyncLookup lookup = sync_lookup(sync);
     for (int64_t i = 0; lookup.rows && i < VOCAB; i++) /* stale rows of earlier steps must not count */
         if (lookup.slot_of_token[i] >= 0)
@@ -217,6 +234,11 @@ static Status embedding_step(Comm *comm, Sync *sync, EmbeddingCase *test, const 
     for (int s = 0; s < mine->count; s++)
         memcpy(test->result + step * table->elems + mine->slices[s].start, grads + mine->slices[s].start,
                (size_t)mine->slices[s].elems * sizeof(float));
+    if (test->sharded) {
+        memset(params, 0xFF, (size_t)table->elems * sizeof(float)); /* what is not gathered is NaN */
+        TRY(comm_barrier(comm));
+        update(mine, params, step);
+    }
     sync_commit(sync);
     test->last_elems = sync_bucket(sync, sync_bucket_count(sync) - 1).elems;
     return test->sharded ? OK : comm_verify(comm, grads, (size_t)table->elems * sizeof(float), "gradients");
@@ -237,7 +259,7 @@ static Status run_embedding_rank(Comm *comm, void *user) {
     Sync *sync = NULL;
     Status status = sync_create(&sync, comm, &test->config, &setup);
     for (int step = 0; step < STEPS && status == OK; step++)
-        status = embedding_step(comm, sync, test, &table, grads, step);
+        status = embedding_step(comm, sync, test, &table, grads, params, step);
     sync_destroy(sync);
     memory_free(comm_memory(comm), params);
     memory_free(comm_memory(comm), grads);

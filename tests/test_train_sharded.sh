@@ -56,8 +56,9 @@ for ranks in 1 2 3 4 5; do
         how=loop
         [ $ranks = 3 ] && how=mpi
         name=$algorithm.$ranks
-        train $name.off $ranks $how comm.algorithm=$algorithm comm.verify_every=0
-        train $name.on $ranks $how comm.algorithm=$algorithm optim.zero=1 comm.verify_every=0
+        train $name.off $ranks $how comm.algorithm=$algorithm comm.verify_every=0 comm.split_embedding=no
+        train $name.on $ranks $how comm.algorithm=$algorithm optim.zero=1 comm.verify_every=0 \
+            comm.split_embedding=no
         same_model $name.on $name.off
         [ "$(values $name.on grad_norm)" = "$(values $name.off grad_norm)" ] || fail "$name: the norms differ"
         # the first step has nothing to gather yet
