@@ -22,6 +22,7 @@
 #include "run/snapshot.h"
 #include "run/sync_table.h"
 #include "run/trace.h"
+#include "run/validate.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -65,6 +66,7 @@ static Status check_input(Trainer *t) {
     const Settings *s = t->settings;
     TRY(settings_model(s, &t->model_config));
     TRY(settings_micro_steps(s, t->ranks, &t->micro_steps));
+    TRY(sync_check(&s->comm, s->optim.zero));
     t->global_sequences = t->ranks * s->train.batch * t->micro_steps;
     LoaderOptions data = {.glob = s->data.train, .seq_len = (int)s->train.seq_len, .vocab = t->model_config.vocab,
                           .shuffle = s->data.shuffle, .seed = (uint64_t)s->run.seed, .hint = "make data"};
@@ -92,7 +94,8 @@ static Status check_memory(Trainer *t) {
     Gpt2Options options = model_options(t);
     double params = 4.0 * (double)t->table.elems;
     double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options) : 0;
-    double moments = t->device.computes ? 2 * params / (t->settings->optim.zero ? t->ranks : 1) : 0, bytes = 2 * params + moments + activations + RUNTIME_BYTES;
+    double moments = t->device.computes ? 2 * params / (t->settings->optim.zero ? t->ranks : 1) : 0;
+    double bytes = 2 * params + moments + activations + RUNTIME_BYTES;
     if (t->rank == 0)
         log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f, "
                  "runtime %.2f", gb(bytes), gb(params), gb(params), gb(moments), gb(activations), gb(RUNTIME_BYTES));
@@ -161,7 +164,8 @@ static Status resume(Trainer *t, int64_t newest) {
     TRY(resume_load(&(RunState){t->comm, t->sync, &t->adamw, &snapshot}, s->run.out, newest, &dropped));
     t->step = snapshot.step, t->position = snapshot.position, t->skipped = snapshot.skipped;
     if (dropped && t->rank == 0)
-        log_warning(t->log, "%s has no residuals of error feedback for this many ranks: they start at zero", s->run.out);
+        log_warning(t->log, "%s has no residuals of error feedback for this many ranks: they start at zero",
+                    s->run.out);
     return OK;
 }
 
@@ -301,32 +305,6 @@ static Status train_step(Trainer *t, StepLog *log) {
     return OK;
 }
 
-/* Mean loss over the first val_batches batches, dealt out to the ranks; each sequence counts once. */
-static Status validate(Trainer *t, StepLog *log) {
-    int batch = (int)t->settings->train.batch, seq_len = (int)t->settings->train.seq_len;
-    int64_t sequences = t->settings->train.val_batches * batch;
-    if (sequences > loader_sequences(t->val_data))
-        sequences = loader_sequences(t->val_data);
-    double sums[3] = {0}; /* nats, tokens, bytes */
-    for (int64_t first = (int64_t)t->rank * batch; first < sequences; first += (int64_t)t->ranks * batch) {
-        int count = (int)(sequences - first < batch ? sequences - first : batch);
-        TRY(loader_read(t->val_data, first, count, t->inputs, t->targets));
-        gpt2_forward(t->model, t->inputs, count, seq_len);
-        sums[0] += gpt2_loss(t->model, t->targets) * count * seq_len;
-        sums[1] += (double)count * seq_len;
-        for (int i = 0; t->tokenizer && i < count * seq_len; i++) {
-            size_t bytes = 0;
-            tokenizer_decode(t->tokenizer, t->targets[i], &bytes);
-            sums[2] += (double)bytes;
-        }
-    }
-    TRY(comm_reduce(t->comm, sums, 3, COMM_SUM));
-    log->validated = true;
-    log->val_loss = sums[0] / sums[1];
-    log->val_bits_per_byte = sums[2] > 0 ? sums[0] / sums[2] / 0.6931471805599453 : NAN;
-    return OK;
-}
-
 /* Rank 0 only: the others wait in their next collective call. */
 static void show_sample(Trainer *t) {
     const TrainSettings *s = &t->settings->train;
@@ -354,7 +332,8 @@ static Status train_loop(Trainer *t) {
             due(t->step, s->train.save_every, last))
             TRY(sync_gather_params(t->sync));
         if (due(t->step, s->train.val_every, last))
-            TRY(validate(t, &log));
+            TRY(validate(&(Validation){t->comm, t->model, t->val_data, t->tokenizer, &s->train, t->inputs, t->targets},
+                         &log));
         device_step_done(&t->device, t->step);
         if (t->rank == 0)
             log_step(t->log, &log);

@@ -145,7 +145,9 @@ typedef struct BucketStats {
     double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */
 } BucketStats;
 
-/* BAD_INPUT when the configuration asks for what does not go together. */
+/* BAD_INPUT when the configuration asks for what does not go together. Pure; sync_create checks it too. */
+Status sync_check(const CommConfig *config, bool sharded);
+
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL */
 

@@ -190,6 +190,8 @@ static Status measure_links(Sync *sync) {
     return OK;
 }
 
+Status sync_check(const CommConfig *config, bool sharded) { return plan_check(config, sharded); }
+
 Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
     Sync *sync = calloc(1, sizeof *sync);
     *result = sync;
@@ -315,7 +317,9 @@ static void set_label(const Sync *sync, int bucket) {
 }
 
 /* In the order in which forward needs them: the head's, which are the lookup's too, then from the last one back. */
-static int need_order(const Plan *plan, int i) { return i < plan->head_buckets ? i : plan->count - 1 - i + plan->head_buckets; }
+static int need_order(const Plan *plan, int i) {
+    return i < plan->head_buckets ? i : plan->count - 1 - i + plan->head_buckets;
+}
 
 static Status gather_params(Sync *sync) {
     double start_s = clock_s();

@@ -184,7 +184,8 @@ static Status run_rank(const World *world, Transport *transport) {
     size_t bytes = (size_t)(run->elems + CASE_GUARD) * sizeof(float);
     TRY(make_codec(&codec, run->table, run->coder, run->every_hop, true));
     int64_t scratch_elems = collective_find(run->collective)->scratch_elems(&group, run->elems, codec);
-    float *scratch = case_floats(scratch_elems), *data = run->shared ? transport_share(transport, bytes) : malloc(bytes);
+    float *scratch = case_floats(scratch_elems);
+    float *data = run->shared ? transport_share(transport, bytes) : malloc(bytes);
     memset(data + run->elems, 0xFF, CASE_GUARD * sizeof(float));
     Status status = OK;
     for (int round = 0; round < ROUNDS && status == OK; round++)

@@ -133,7 +133,8 @@ static Case case_of(char *settings, size_t size, const char *shape, const char *
     return (Case){.settings = settings, .rounds = rounds, .skip_round = -1, .omit_round = -1};
 }
 
-static const char shape_2x2[] = "loop.ranks=4 comm.ranks_per_node=2", shape_2x3[] = "loop.ranks=6 comm.ranks_per_node=3";
+static const char shape_2x2[] = "loop.ranks=4 comm.ranks_per_node=2";
+static const char shape_2x3[] = "loop.ranks=6 comm.ranks_per_node=3";
 
 /* The largest |sum of results + residual - sum of means|, and the largest that f32 rounding explains. */
 static void telescope(const Case *test, int ranks, double *worst, double *allowed) {
@@ -271,7 +272,8 @@ static void assert_refused_settings(const char *text, const char *line) {
 
 static void test_refused(void **state) {
     (void)state;
-    assert_refused_settings("loop.ranks=2 comm.compress=int8 comm.algorithm=ring", "needs comm.algorithm = reduce_scatter");
+    assert_refused_settings("loop.ranks=2 comm.compress=int8 comm.algorithm=ring",
+                            "needs comm.algorithm = reduce_scatter");
     assert_refused_settings("loop.ranks=2 comm.compress=topk comm.algorithm=tree", "comm.compress = topk");
     assert_refused_settings("loop.ranks=2 comm.compress=int8 comm.requantise=ring", "comm.requantise = ring");
 }

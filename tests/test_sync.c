@@ -376,7 +376,70 @@ static void test_two_runs_same_bits_on_odd_shapes(void **state) {
         }
 }
 
+/* ---- an uneven last batch ---- */
+
+enum { UNEVEN_TOKENS = 7 };
+
+/* Ranks have 3, 2, ..., 2 tokens; each token's gradient is value_of; a rank's is the mean of its own. */
+static Status uneven_rank(Comm *comm, void *user) {
+    Case *test = user;
+    int rank = comm_rank(comm), mine = rank == 0 ? 3 : 2, first = rank == 0 ? 0 : 3 + 2 * (rank - 1);
+    ParamTable table;
+    make_table(&table, LAYERS, WIDTH);
+    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
+    Sync *sync = NULL;
+    Status status = sync_create(&sync, comm, &test->config, &(SyncSetup){.table = &table, .grads = grads});
+    if (status == OK) {
+        sync_weight(sync, (double)mine / UNEVEN_TOKENS);
+        sync_begin(sync);
+        for (int64_t i = 0; i < table.elems; i++) {
+            grads[i] = 0;
+            for (int token = first; token < first + mine; token++)
+                grads[i] += value_of(token, 0, i) / (float)mine;
+        }
+        for (int g = 0; g < table.gradient_count; g++)
+            sync_mark_ready(sync, g);
+        status = sync_wait(sync);
+    }
+    for (int64_t i = 0; i < table.elems && status == OK; i++) {
+        double mean = 0;
+        for (int token = 0; token < UNEVEN_TOKENS; token++)
+            mean += (double)value_of(token, 0, i) / UNEVEN_TOKENS;
+        if (!(fabs(grads[i] - mean) <= 20 * 0x1p-24 * 6))
+            status = fault("rank %d: value %lld is %g, expected %g", rank, (long long)i, (double)grads[i], mean);
+    }
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+/* Trap: uneven last batch (pytorch#33148, #38174): ranks with one sample fewer: the mean over tokens, no hang. */
+static void test_uneven_batch_is_weighted_by_tokens(void **state) {
+    (void)state;
+    for (int a = 0; a < ALGORITHMS; a++) {
+        Case test = new_case(plain(algorithms[a], 20000, true));
+        LoopConfig loop = {.ranks = 3};
+        assert_ok(comm_run(&test.config, &loop, OK, uneven_rank, &test));
+        free(test.result);
+    }
+}
+
+/* Trap: peers hang when one dies (horovod#3494): who waits in vain says for whom, on which node, in which bucket. */
+static void test_lost_messages_name_rank_node_and_bucket(void **state) {
+    (void)state;
+    Case test = new_case(plain("ring", 20000, true));
+    test.config.ranks_per_node = 1;
+    test.config.timeout_s = 1;
+    assert_int_equal(run(&test, 2, "drop:rank=1,message=12"), FAULT);
+    if (!strstr(error_line(), "rank 0: no answer from rank 1 for 1 s (comm.timeout_s), node 1: bucket "))
+        fail_msg("found '%s'", error_line());
+    free(test.result);
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_uneven_batch_is_weighted_by_tokens),
+    cmocka_unit_test(test_lost_messages_name_rank_node_and_bucket),
     cmocka_unit_test(test_cut),
     cmocka_unit_test(test_any_ready_order),
     cmocka_unit_test(test_overlap_and_delays_change_no_bits),

@@ -189,11 +189,13 @@ static void test_timeout(void **state) {
 
 static void test_blame(void **state) {
     (void)state;
-    const Transport self = {.ranks = 4, .timeout_s = 2};
+    int node[] = {0, 0, 0, 5};
+    Transport self = {.ranks = 4, .timeout_s = 2, .node = node};
     transport_timed_out(&self, 1, (const int[]){1, 2, 3, -1});
-    assert_line(error_line(), "no answer from rank 3 for 2 s");
+    assert_line(error_line(), "no answer from rank 3 for 2 s (comm.timeout_s), node 5");
+    self.label = (MessageLabel){.step = 12, .bucket = 3};
     transport_timed_out(&self, 1, (const int[]){1, 2, 0, -1}); /* in a circle: nobody else is known to be to blame */
-    assert_line(error_line(), "no answer from rank 1 for 2 s");
+    assert_line(error_line(), "no answer from rank 1 for 2 s (comm.timeout_s): bucket 3 of step 12 waits");
 }
 
 /* Rank 0 gives up with groups under way and frees what they would send and receive. */

@@ -96,8 +96,8 @@ typedef struct Collective {
     Status (*reduce_scatter)(const Group *group, const Payload *payload);
     Status (*all_gather)(const Group *group, const Payload *payload);
 
-    /* The slices of data, in rising order, that `member` owns of elems values at that offset; places count from data[0].
-     * Returns their number; slices NULL: only that. Pure, alike on all ranks. */
+    /* The slices, in rising order, that `member` owns of elems values at that offset; places count from data[0]. Returns
+     * their number; slices NULL: only that. Pure, alike on all ranks. */
     int64_t (*owned)(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices);
 } Collective;
 

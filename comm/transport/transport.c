@@ -192,13 +192,26 @@ void transport_count_sent(Transport *transport, int peer, size_t bytes) {
 
 /* ---- failures ---- */
 
+/* ", node 1: bucket 3 of step 12 waits", as far as there is something to say. */
+static void describe_wait(const Transport *transport, int guilty, char *text, size_t size) {
+    MessageLabel label = transport->label;
+    char node[32] = "", bucket[64] = "";
+    if (transport->node[guilty] != transport->node[transport->rank])
+        snprintf(node, sizeof node, ", node %d", transport->node[guilty]);
+    if (label.step > 0 && label.bucket >= 0)
+        snprintf(bucket, sizeof bucket, ": bucket %d of step %lld waits", label.bucket, (long long)label.step);
+    snprintf(text, size, "%s%s", node, bucket);
+}
+
 Status transport_timed_out(const Transport *transport, int peer, const int *waiting_for) {
     int guilty = peer, links = 0;
     while (waiting_for[guilty] >= 0 && links++ < transport->ranks)
         guilty = waiting_for[guilty];
     if (waiting_for[guilty] >= 0)
         guilty = peer;
-    return fault("no answer from rank %d for %g s (comm.timeout_s)", guilty, transport->timeout_s);
+    char wait[96];
+    describe_wait(transport, guilty, wait, sizeof wait);
+    return fault("no answer from rank %d for %g s (comm.timeout_s)%s", guilty, transport->timeout_s, wait);
 }
 
 Status transport_label_differs(const Transport *transport, const Message *expected, MessageLabel sent) {
