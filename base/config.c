@@ -317,7 +317,7 @@ void config_visit(const Config *config, ConfigVisitFn *visit, void *user) {
 
 /* ---- arguments of small programs ---- */
 
-static void args_help(const char *usage, const Option *options, int count) {
+void args_help(const char *usage, const Option *options, int count) {
     printf("usage: %s\n%s", usage, count ? "\noptions:\n" : "");
     for (int i = 0; i < count; i++)
         option_help(stdout, &options[i], "--");
@@ -341,7 +341,7 @@ Status args_parse(const char *usage, const Option *options, int count, void *tar
             only_positional = true;
             continue;
         }
-        if (strcmp(arg, "help") == 0) {
+        if (strcmp(arg, "help") == 0 && !find_option(options, count, arg, strlen(arg))) {
             args_help(usage, options, count);
             exit(0);
         }

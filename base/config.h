@@ -65,7 +65,9 @@ const char *option_choice(const char *choices, int index);
 
 /* Arguments of a small program: "--key value", "--key=value" or a bare "--flag", from the same kind of table ('_' in a
  * key may be written '-'); what is left are positional arguments. `usage` is the text after "usage: " and
- * may go on for several lines. --help prints usage and the table on stdout and exits with 0. */
+ * may go on for several lines. --help prints usage and the table on stdout and exits with 0, unless the table has a
+ * "help" of its own: of a program that several processes run, one calls args_help. */
+void args_help(const char *usage, const Option *options, int count);
 Status args_parse(const char *usage, const Option *options, int count, void *target, int argc, char **argv,
                   const char **positional, int positional_max, int *positional_count);
 

@@ -10,6 +10,7 @@
  *     busbw     algbw * 2 (N-1)/N
  *     predicted by the cost model, from the links as calibrated at the start
  *     CPU s/GB  CPU seconds of all ranks within the all-reduces / GB reduced (bytes * iterations)
+ *     ratio     f32 bytes / bytes on the wire, where --compress is at work; the cost model knows nothing of it
  *
  * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training. link is not an all-reduce but
  * the bound of those that cross a link: `bytes` leave and enter each node's NIC at once, in one large message per rank;
@@ -30,9 +31,11 @@
 enum { WORDS_MAX = 16, CONTENDERS_MAX = 16, NAME_BYTES = 32, BINDING_BYTES = 48, CORES_BYTES = 1024 };
 
 typedef struct BenchOptions {
+    bool help;
     int64_t minbytes, maxbytes, stepfactor, iters, warmup_iters, check, ranks_per_node, loop_ranks;
     char algorithm[OPTION_TEXT];
-    int compress;
+    int compress, compress_scope;
+    double density;
     bool leader, json;
 } BenchOptions;
 
@@ -50,6 +53,7 @@ typedef struct Bench {
     Contender contenders[CONTENDERS_MAX];
     int count;
     LinkCosts costs;
+    Codec *codec;  /* owned, over one large matrix; NULL: nothing is compressed */
     LinkRing ring; /* of the link that is measured: between nodes, on one node between ranks */
     /* memory, owned */
     float *data;    /* f32[elems_max], shared with the node's ranks */
@@ -113,6 +117,12 @@ static double cpu_s(const Bench *bench) {
     return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
 }
 
+/* Inside a single node nothing travels that --compress-scope between would compress. */
+static Codec *codec_of(const Bench *bench, const Collective *collective) {
+    bool travels = bench->codec && (comm_nodes(bench->comm) > 1 || bench->codec->every_hop);
+    return travels && collective && collective->compresses ? bench->codec : NULL;
+}
+
 /* What each lane of the link carries. */
 static int64_t lane_elems(const Bench *bench, int64_t elems) {
     return (elems + bench->ring.lanes - 1) / bench->ring.lanes;
@@ -127,11 +137,43 @@ static Status run_contender(Bench *bench, const Contender *contender, int64_t el
         return transport->ops->allreduce_sum(transport, bench->data, elems);
     return contender->collective->allreduce(
         &bench->comm->world,
-        &(Payload){.data = bench->data, .elems = elems, .scale = 1, .scratch = bench->scratch});
+        &(Payload){.data = bench->data, .elems = elems, .scale = 1, .scratch = bench->scratch,
+                   .codec = codec_of(bench, contender->collective)});
+}
+
+/* Half a step of a value, over the largest of its block: what one quantisation may add to an error. 1: topk, which may
+ * leave out anything, and adds nothing. */
+static double half_step(const Compressor *compressor) {
+    static const struct {
+        const char *name;
+        double share;
+    } steps[] = {{"none", 0}, {"bf16", 1.0 / 256}, {"int8", 0.5 / 127}, {"int4", 0.5 / 7}};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (strcmp(steps[i].name, compressor->name) == 0)
+            return steps[i].share;
+    return 1;
+}
+
+/* All data are positive, so a block's largest value, summed over ranks, is at most that of all sums. Of CODEC_HOPS
+ * quantisations, each sees what the ones before it left. */
+static int64_t count_far(const Bench *bench, int64_t elems) {
+    float shares = exact_shares(0, comm_ranks(bench->comm)), ranks = (float)comm_ranks(bench->comm);
+    double step = half_step(bench->codec->compressor), largest = ranks * EXACT_PLACE_MAX + shares, error = 0;
+    int64_t far = 0;
+    for (int hop = 0; hop < CODEC_HOPS; hop++)
+        error += (largest + error) * step;
+    error += largest / (1 << 20); /* 16 roundings to f32 */
+    for (int64_t i = 0; i < elems; i++) {
+        double distance = (double)bench->data[i] - (double)(ranks * exact_place(i) + shares);
+        far += step == 1 ? !(distance <= 0 && bench->data[i] >= 0) : !(fabs(distance) <= error);
+    }
+    return far;
 }
 
 static int64_t count_wrong(const Bench *bench, const Contender *contender, int64_t elems) {
     const LinkRing *ring = &bench->ring;
+    if (codec_of(bench, contender->collective))
+        return count_far(bench, elems);
     if (contender->collective)
         return exact_wrong(bench->data, elems, 0, comm_ranks(bench->comm));
     return ring->to < 0 ? 0 : exact_wrong(bench->scratch, lane_elems(bench, elems), ring->from, ring->from + 1);
@@ -152,6 +194,8 @@ static Status iterate(Bench *bench, Contender *contender, int64_t elems, double 
     }
     if (bench->options->check)
         contender->wrong += (double)count_wrong(bench, contender, elems);
+    if (bench->options->check && codec_of(bench, contender->collective))
+        return comm_verify(bench->comm, bench->data, (size_t)elems * sizeof(float), contender->name);
     return OK;
 }
 
@@ -196,6 +240,8 @@ static double median(double *values, int64_t count) {
 
 static double predict_s(const Bench *bench, const Contender *contender, int64_t elems) {
     LinkClass class = comm_nodes(bench->comm) > 1 ? BETWEEN : INSIDE;
+    if (codec_of(bench, contender->collective))
+        return NAN;
     if (!contender->collective)
         return bench->costs.latency_s[class] + bench->costs.s_per_byte[class] * (double)elems * sizeof(float);
     return contender->collective->predict_s(&bench->comm->world, elems, &bench->costs);
@@ -204,15 +250,18 @@ static double predict_s(const Bench *bench, const Contender *contender, int64_t 
 static void report_contender(const Bench *bench, Report *report, Contender *contender, int64_t elems) {
     double bytes = (double)elems * sizeof(float), ranks = comm_ranks(bench->comm);
     double time_s = median(contender->time_s, bench->options->iters), gb_per_s = 1e-9 * bytes / time_s;
-    ReportValue name = {.text = contender->name}, none = {.text = "none"}, size = {.number = bytes};
+    const Codec *codec = codec_of(bench, contender->collective);
+    ReportValue name = {.text = contender->name}, compress = {.text = codec ? codec->compressor->name : "none"};
+    ReportValue ratio = {.number = codec ? bytes / (double)codec_wire_bytes(codec, 0, elems) : 1};
+    ReportValue size = {.number = bytes};
     ReportValue N = {.number = ranks}, nodes = {.number = comm_nodes(bench->comm)}, count = {.number = (double)elems};
     ReportValue time_us = {.number = 1e6 * time_s}, algbw = {.number = gb_per_s};
     ReportValue busbw = {.number = contender->collective ? gb_per_s * 2 * (ranks - 1) / ranks : gb_per_s};
     ReportValue wrong = {.number = bench->options->check ? contender->wrong : NAN};
     ReportValue predicted_us = {.number = 1e6 * predict_s(bench, contender, elems)};
     ReportValue cpu = {.number = contender->cpu_s / (1e-9 * bytes * (double)bench->options->iters)};
-    const ReportValue json[] = {name, none, N, nodes, size, time_us, algbw, busbw, wrong, predicted_us, cpu};
-    const ReportValue text[] = {size, count, name, time_us, algbw, busbw, wrong, predicted_us, cpu};
+    const ReportValue json[] = {name, compress, N, nodes, size, time_us, algbw, busbw, wrong, predicted_us, cpu};
+    const ReportValue text[] = {size, count, name, compress, ratio, time_us, algbw, busbw, wrong, predicted_us, cpu};
     report_row(report, report->json ? json : text);
 }
 
@@ -226,13 +275,14 @@ static Report open_report(bool json) {
         {"predicted_us", "", "%.1f"},  {"cpu_s_per_gb", "", "%.3f"}};
     static const ReportColumn text_columns[] = {
         {"bytes", "size (B)", "%10.0f"},         {"count", "count", "%9.0f"},
-        {"algorithm", "algorithm", "%s"},        {"time_us", "time (us)", "%9.1f"},
+        {"algorithm", "algorithm", "%s"},        {"compress", "compress", "%s"},
+        {"ratio", "ratio", "%.2f"},              {"time_us", "time (us)", "%9.1f"},
         {"algbw", "algbw (GB/s)", "%.3f"},       {"busbw", "busbw (GB/s)", "%.3f"},
         {"wrong", "#wrong", "%.0f"},             {"predicted", "predicted (us)", "%.1f"},
         {"cpu", "CPU s/GB", "%.3f"}};
     if (json)
         return (Report){.out = stdout, .json = true, .columns = json_columns, .count = 11};
-    return (Report){.out = stdout, .columns = text_columns, .count = 9};
+    return (Report){.out = stdout, .columns = text_columns, .count = 11};
 }
 
 static Status measure_sizes(Bench *bench) {
@@ -249,8 +299,20 @@ static Status measure_sizes(Bench *bench) {
 }
 
 static int64_t scratch_needed(const Bench *bench, const Contender *contender, int64_t elems) {
-    return contender->collective ? contender->collective->scratch_elems(&bench->comm->world, elems, NULL)
-                                 : lane_elems(bench, elems);
+    const Collective *collective = contender->collective;
+    return collective ? collective->scratch_elems(&bench->comm->world, elems, codec_of(bench, collective))
+                      : lane_elems(bench, elems);
+}
+
+static Status create_codec(Bench *bench) {
+    const BenchOptions *options = bench->options;
+    const Compressor *compressor = compressor_find(option_choice(comm_compressors, options->compress));
+    Gradient matrix = {.elems = options->maxbytes / (int64_t)sizeof(float), .layer = -1};
+    ParamTable table = {.gradients = &matrix, .gradient_count = 1, .elems = matrix.elems};
+    CompressorOptions topk = {.density = options->density};
+    return compressor == &compressor_none
+               ? OK
+               : codec_create(&bench->codec, &table, compressor, &topk, options->compress_scope == 1, false);
 }
 
 static Status take_memory(Bench *bench) {
@@ -311,6 +373,7 @@ static Status bench_run(Bench *bench) {
     TRY(comm_agree(comm, add_list(bench, bench->options->algorithm, true)));
     if (bench->count == 0)
         return bad_input("--algorithm: names none");
+    TRY(comm_agree(comm, create_codec(bench)));
     TRY(take_memory(bench));
     TRY(calibrate(comm->transport, &bench->costs));
     TRY(print_header(bench));
@@ -321,16 +384,6 @@ static Status bench_run(Bench *bench) {
     return fault("%.0f elements are wrong", bench->wrong);
 }
 
-static Status rank_main(Comm *comm, void *user) {
-    Bench bench = {.options = user, .comm = comm};
-    Status status = bench_run(&bench);
-    memory_free(comm_memory(comm), bench.data);
-    memory_free(&host_memory, bench.scratch);
-    for (int i = 0; i < bench.count; i++)
-        free(bench.contenders[i].time_s);
-    return status;
-}
-
 /* ---- the program's face ---- */
 
 #define INTEGER(name, initial_text, least, most, text)                                                        \
@@ -338,11 +391,13 @@ static Status rank_main(Comm *comm, void *user) {
      .min = (least), .max = (most), .help = (text)}
 
 static const char usage[] =
-    "allreduce [-b 8] [-e 128M] [-f 2] [-n 20] [-w 5] [-c 1] [--algorithm all] [loop.key=value ...]\n"
+    "allreduce [-b 8] [-e 128M] [-f 2] [-n 20] [-w 5] [-c 1] [--algorithm all] [--compress none]\n"
+    "          [loop.key=value ...]\n"
     "Measures all-reduces of the ranks that mpirun starts, or of --loop-ranks threads, whose links\n"
     "the keys of [loop] shape (train --help explains them).";
 
 static const Option table[] = {
+    {.key = "help", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, help), .initial = "no", .help = "this text"},
     INTEGER(minbytes, "8", 4, 1e12, "-b  smallest size in bytes, of f32"),
     INTEGER(maxbytes, "128M", 4, 1e12, "-e  largest size in bytes"),
     INTEGER(stepfactor, "2", 2, 1e6, "-f  from one size to the next"),
@@ -352,7 +407,11 @@ static const Option table[] = {
     {.key = "algorithm", .type = OPTION_STRING, .offset = offsetof(BenchOptions, algorithm), .initial = "all",
      .help = "all, link, or names of all-reduces, separated by commas"},
     {.key = "compress", .type = OPTION_CHOICE, .offset = offsetof(BenchOptions, compress), .initial = "none",
-     .choices = "none", .help = "what travels between nodes"},
+     .choices = comm_compressors, .help = "what travels instead of f32, in the all-reduces that can"},
+    {.key = "compress_scope", .type = OPTION_CHOICE, .offset = offsetof(BenchOptions, compress_scope),
+     .initial = "between", .choices = "between|all", .help = "between nodes only, or on every hop"},
+    {.key = "density", .type = OPTION_FLOAT, .offset = offsetof(BenchOptions, density), .initial = "0.01",
+     .min = 1e-4, .max = 0.5, .help = "topk: share of the values that travel"},
     INTEGER(ranks_per_node, "0", 0, 1e6, "0: as found; else so many ranks in a row count as one node"),
     {.key = "leader", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, leader), .initial = "no",
      .help = "hierarchical: one rank per node talks to other nodes"},
@@ -361,6 +420,22 @@ static const Option table[] = {
      .help = "one JSON object per row; the header goes to stderr"},
 };
 enum { OPTIONS = sizeof table / sizeof *table };
+
+static Status rank_main(Comm *comm, void *user) {
+    Bench bench = {.options = user, .comm = comm};
+    if (bench.options->help) {
+        if (comm_rank(comm) == 0)
+            args_help(usage, table, OPTIONS);
+        return OK;
+    }
+    Status status = bench_run(&bench);
+    codec_destroy(bench.codec);
+    memory_free(comm_memory(comm), bench.data);
+    memory_free(&host_memory, bench.scratch);
+    for (int i = 0; i < bench.count; i++)
+        free(bench.contenders[i].time_s);
+    return status;
+}
 
 /* nccl-tests' short flags become ours. */
 static void lengthen_flags(int argc, char **argv) {

@@ -8,7 +8,8 @@
 
 enum { EXACT_RANKS_MAX = 8192 }; /* beyond, sums might pass 2^24 */
 
-/* Differs from place to place: 0..63. */
+/* Differs from place to place: 0..EXACT_PLACE_MAX. */
+enum { EXACT_PLACE_MAX = 63 };
 static inline float exact_place(int64_t i) { return (float)((uint32_t)i * 2654435761u >> 26); }
 
 /* Squares, so that no rank's share is the mean of two others'. */
@@ -21,12 +22,18 @@ static inline void exact_fill(float *data, int64_t elems, int rank) {
         data[i] = exact_place(i) + share;
 }
 
-/* How many of data f32[elems] are not the sum over ranks first..end-1. NaN is wrong. */
-static inline int64_t exact_wrong(const float *data, int64_t elems, int first, int end) {
-    float shares = 0, ranks = (float)(end - first);
-    int64_t wrong = 0;
+/* What ranks first..end-1 add to every place. */
+static inline float exact_shares(int first, int end) {
+    float shares = 0;
     for (int rank = first; rank < end; rank++)
         shares += exact_share(rank);
+    return shares;
+}
+
+/* How many of data f32[elems] are not the sum over ranks first..end-1. NaN is wrong. */
+static inline int64_t exact_wrong(const float *data, int64_t elems, int first, int end) {
+    float shares = exact_shares(first, end), ranks = (float)(end - first);
+    int64_t wrong = 0;
     for (int64_t i = 0; i < elems; i++)
         wrong += !(data[i] == ranks * exact_place(i) + shares);
     return wrong;

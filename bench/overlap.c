@@ -30,7 +30,7 @@ typedef struct OverlapOptions {
     int64_t steps;
     double comm_share;
     ReplayConfig replay;
-    bool real, json;
+    bool real, json, help;
 } OverlapOptions;
 
 /* What all ranks share; nobody writes it while they run. */
@@ -315,7 +315,35 @@ static Status overlap(Runner *r) {
     return comm_agree(r->comm, comm_rank(r->comm) == 0 ? report_all(r) : OK);
 }
 
-static Status run_rank(Comm *comm, void *bench) {
+static const char usage[] = "overlap [options] [FILE.cfg] [section.key=value ...]\n"
+                            "Exposed communication against the list-schedule bound, with and without overlap.\n"
+                            "  overlap --comm_share 0.8 loop.ranks=8 comm.ranks_per_node=4";
+
+#define AT(field) .offset = offsetof(OverlapOptions, field)
+
+static const Option options_table[] = {
+    {.key = "help", .type = OPTION_BOOL, AT(help), .initial = "no", .help = "this text"},
+    {.key = "steps", .type = OPTION_INT, AT(steps), .initial = "3", .min = 1, .max = STEPS_MAX,
+     .help = "measured steps of each mode, after one to warm up; medians are shown"},
+    {.key = "comm_share", .type = OPTION_FLOAT, AT(comm_share), .initial = "0", .min = 0, .max = 100,
+     .help = "communication between nodes as a share of backward sets the link's rate; 0: loop.gb_per_s_between"},
+    {.key = "backward_ms", .type = OPTION_FLOAT, AT(replay.backward_ms), .initial = "2000", .min = 0, .max = 1e7,
+     .help = "replayed backward, spread over head and layers by FLOPs"},
+    {.key = "forward_ms", .type = OPTION_FLOAT, AT(replay.forward_ms), .initial = "0", .min = 0, .max = 1e7,
+     .help = "replayed forward, not measured"},
+    {.key = "profile", .type = OPTION_STRING, AT(replay.profile), .initial = "",
+     .help = "replay what log.profile recorded instead"},
+    {.key = "real", .type = OPTION_BOOL, AT(real), .initial = "no", .help = "compute instead of replaying"},
+    {.key = "json", .type = OPTION_BOOL, AT(json), .initial = "no", .help = "one JSON object per row"},
+};
+enum { OPTIONS = sizeof options_table / sizeof *options_table };
+
+static Status run_rank(Comm *comm, void *user) {
+    const Bench *bench = user;
+    if (bench->options.help && comm_rank(comm) == 0)
+        args_help(usage, options_table, OPTIONS);
+    if (bench->options.help)
+        return OK;
     Runner runner = {.bench = bench, .comm = comm};
     Status status = overlap(&runner);
     release(&runner);
@@ -354,15 +382,14 @@ static const char *algorithm_of(const Settings *settings) {
     return per_node == 1 ? "ring" : "hierarchical";
 }
 
-static Status read_arguments(Bench *bench, int argc, char **argv, const Option *table, int options) {
+static Status read_arguments(Bench *bench, int argc, char **argv) {
     const char *words[ARGS_MAX];
     static char default_file[] = "configs/gpt2.cfg";
     char *arguments[ARGS_MAX + 2] = {"overlap", default_file};
     int count, file = 0;
-    TRY(args_parse("overlap [options] [FILE.cfg] [section.key=value ...]\n"
-                   "Exposed communication against the list-schedule bound, with and without overlap.\n"
-                   "  overlap --comm_share 0.8 loop.ranks=8 comm.ranks_per_node=4",
-                   table, options, &bench->options, argc, argv, words, ARGS_MAX, &count));
+    TRY(args_parse(usage, options_table, OPTIONS, &bench->options, argc, argv, words, ARGS_MAX, &count));
+    if (bench->options.help) /* defaults only */
+        return settings_read(&bench->settings, 2, (char *[]){"overlap", "--help", NULL});
     for (int i = 0; i < count; i++)
         file |= strchr(words[i], '=') == NULL;
     for (int i = 0; i < count; i++)
@@ -375,27 +402,11 @@ static Status read_arguments(Bench *bench, int argc, char **argv, const Option *
     return bench->options.comm_share > 0 ? set_rate(bench) : OK;
 }
 
-#define AT(field) .offset = offsetof(OverlapOptions, field)
-
 int main(int argc, char **argv) {
-    static const Option table[] = {
-        {.key = "steps", .type = OPTION_INT, AT(steps), .initial = "3", .min = 1, .max = STEPS_MAX,
-         .help = "measured steps of each mode, after one to warm up; medians are shown"},
-        {.key = "comm_share", .type = OPTION_FLOAT, AT(comm_share), .initial = "0", .min = 0, .max = 100,
-         .help = "communication between nodes as a share of backward sets the link's rate; 0: loop.gb_per_s_between"},
-        {.key = "backward_ms", .type = OPTION_FLOAT, AT(replay.backward_ms), .initial = "2000", .min = 0, .max = 1e7,
-         .help = "replayed backward, spread over head and layers by FLOPs"},
-        {.key = "forward_ms", .type = OPTION_FLOAT, AT(replay.forward_ms), .initial = "0", .min = 0, .max = 1e7,
-         .help = "replayed forward, not measured"},
-        {.key = "profile", .type = OPTION_STRING, AT(replay.profile), .initial = "",
-         .help = "replay what log.profile recorded instead"},
-        {.key = "real", .type = OPTION_BOOL, AT(real), .initial = "no", .help = "compute instead of replaying"},
-        {.key = "json", .type = OPTION_BOOL, AT(json), .initial = "no", .help = "one JSON object per row"},
-    };
     static Bench bench;
     Status status = comm_start(&argc, &argv);
     if (status == OK)
-        status = read_arguments(&bench, argc, argv, table, sizeof table / sizeof *table);
+        status = read_arguments(&bench, argc, argv);
     status = comm_run(&bench.settings.comm, &bench.settings.loop, status, run_rank, &bench);
     settings_free(&bench.settings);
     return comm_finish("overlap", status);

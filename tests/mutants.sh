@@ -1,6 +1,7 @@
 #!/bin/bash
 # Puts known faults back, one at a time (tests/mutants/NAME.patch, whose first line names the test that must catch it), in a
-# copy of the tree, and expects that test to fail. Exit 1 if a fault goes unnoticed. About a minute each.
+# copy of the tree, and expects that test to fail. Exit 1 if a fault goes unnoticed. About half a minute each. Arguments:
+# names of faults, default all.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 source=$PWD
@@ -13,8 +14,11 @@ caught=0 missed=0
 
 build() { make -s tests V=1 >"$work/log" 2>&1 || { tail -5 "$work/log"; return 1; }; }
 build || { echo "the unchanged tree does not build"; exit 1; }
-for patch in "$source"/tests/mutants/*.patch; do
-    name=$(basename "$patch" .patch) test=$(sed -n '1s/^Caught by: //p' "$patch")
+[ $# -gt 0 ] || set -- $(basename -s .patch "$source"/tests/mutants/*.patch)
+for name in "$@"; do
+    patch=$source/tests/mutants/$name.patch
+    [ -e "$patch" ] || { echo "no fault is called $name"; missed=$((missed + 1)); continue; }
+    test=$(sed -n '1s/^Caught by: //p' "$patch")
     patch -sp1 <"$patch" || { echo "STALE   $name: the patch no longer applies"; missed=$((missed + 1)); continue; }
     if ! build; then
         echo "STALE   $name: does not build"

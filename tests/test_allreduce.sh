@@ -50,9 +50,10 @@ start "$program" --loop-ranks 2 -b 4K -e 4K -n 3 --algorithm tree,link
 [ "$code" = 0 ] && [ ! -s "$folder/errors" ] || fail "two algorithms by name: exit code $code"
 grep -q '^# 2 ranks on 1 node, cores .*transport loop; inside a node .* GB/s; add .* GB/s, copy' "$folder/output" ||
     fail "header"
-columns='size \(B\) +count +algorithm +time \(us\) +algbw \(GB/s\) +busbw \(GB/s\) +#wrong +predicted \(us\) +CPU s/GB'
+columns='size \(B\) +count +algorithm +compress +ratio +time \(us\) +'
+columns+='algbw \(GB/s\) +busbw \(GB/s\) +#wrong +predicted \(us\) +CPU s/GB'
 grep -qE "^ *$columns" "$folder/output" || fail "columns"
-[ "$(grep -cE '^ *4096 +1024 +(tree|link) .* 0 ' "$folder/output")" = 2 ] || fail "rows"
+[ "$(grep -cE '^ *4096 +1024 +(tree|link) +none +1.00 .* 0 ' "$folder/output")" = 2 ] || fail "rows"
 
 start "$program" --loop-ranks 4 --ranks-per-node 2 --minbytes 64K --maxbytes 64K --iters 2 --algorithm link --json \
     loop.gb_per_s_between=1
@@ -60,6 +61,22 @@ expect_json 1 4 2
 start "$program" --loop-ranks 4 --ranks-per-node 2 -b 8 -e 8 -n 2 --algorithm hierarchical --leader --json
 expect_json 1 4 2
 [ "$(algorithms)" = leader ] || fail "--leader"
+
+# compressed between two nodes: within the format's bound; sizes that cut blocks; what cannot compress is exact
+for compress in bf16 int8 int4 topk; do
+    start "$program" --loop-ranks 5 --ranks-per-node 3 -b 4 -e 40012 -f 100 -n 2 -w 1 --json --compress $compress \
+        --algorithm hierarchical,leader,reduce_scatter,ring
+    [ "$code" = 0 ] && [ "$(grep -c '"wrong": 0,' "$folder/output")" = 12 ] || fail "$compress: exit code $code"
+    [ "$(grep -c "\"compress\": \"$compress\"" "$folder/output")" = 9 ] || fail "$compress: rows that compress"
+    [ "$(grep -c '"ring", "compress": "none"' "$folder/output")" = 3 ] || fail "$compress: rows that do not"
+done
+start "$program" --loop-ranks 2 -b 8K -e 8K -n 2 --json --compress int8 --algorithm hierarchical
+grep -q '"compress": "none"' "$folder/output" || fail 'one node: nothing travels between nodes'
+start "$program" --loop-ranks 2 -b 8K -e 8K -n 2 --compress int8 --compress-scope all --algorithm reduce_scatter
+grep -qE ' int8 +3\.94 ' "$folder/output" || fail '--compress-scope all'
+start "$program" --loop-ranks 2 -b 64K -e 64K -n 2 --compress topk --density 0.1 --compress-scope all \
+    --algorithm reduce_scatter
+grep -qE ' topk +7\.[0-9]* ' "$folder/output" || fail '--density'
 
 # refuse LINE ARGUMENTS...: exit code 2 and that line
 refuse() {
@@ -73,7 +90,7 @@ refuse 'has no all-reduce of its own' --loop-ranks 2 --algorithm native
 refuse 'needs two ranks' --algorithm link
 refuse 'expected at most --maxbytes' -b 1M -e 1K
 refuse "found '-z'" -z 3
-refuse 'compress: expected' --compress int8
+refuse 'compress: expected' --compress int9
 
 if [ "${MPI:-1}" = 0 ]; then
     echo "mpirun: skipped: built without MPI"
@@ -85,6 +102,13 @@ else
         # shellcheck disable=SC2086
         [ "$(algorithms)" = "$(sorted native $collectives)" ] || fail "algorithms under mpirun on $shape"
     done
+    for name in allreduce overlap; do
+        start mpirun -n 2 "${BUILD:-build}/$name" --help
+        [ "$code" = 0 ] && [ "$(grep -c "^usage: $name" "$folder/output")" = 1 ] || fail "$name --help: exit code $code"
+        [ ! -s "$folder/errors" ] || fail "$name --help: complaints"
+    done
+    start mpirun -n 4 "$program" --ranks-per-node 2 -b 64K -e 64K -n 2 --json --compress int8 --algorithm hierarchical
+    grep -q '"compress": "int8", "ranks": 4, "nodes": 2, .*"wrong": 0,' "$folder/output" || fail "int8: exit code $code"
     # an MPI whose MPI_Allreduce spoils one element of large arrays
     cat >"$folder/spoil.c" <<'END'
 #include <mpi.h>

@@ -73,7 +73,7 @@ start() {
     rm -rf "$work/out"
     mpirun --oversubscribe -n 4 "$TRAIN" "$work/t.cfg" "$@" >"$work/log" 2>&1 &
     launcher=$!
-    while ! steps_under_way && [ $tries -lt 400 ]; do
+    while ! steps_under_way && kill -0 $launcher 2>/dev/null && [ $tries -lt 400 ]; do
         sleep 0.05
         tries=$((tries + 1))
     done
