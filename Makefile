@@ -92,7 +92,7 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks 
 	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 # The comm room needs neither OpenMP nor BLAS, whose threads ThreadSanitizer cannot follow.
-TSAN_TESTS := test_comm test_transport test_collective test_sync
+TSAN_TESTS := test_comm test_transport test_collective test_sync test_shard test_feedback
 tsan: ## the tests of comm under ThreadSanitizer, ranks as threads
 	@$(MAKE) --no-print-directory MPI=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS=-fsanitize=thread \
 	    $(TSAN_TESTS:%=build/tsan/tests/%)

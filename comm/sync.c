@@ -56,6 +56,7 @@ struct Sync {
     bool waited;    /* backward is over: the lookup's rows may leave */
     bool cancelled; /* sync_wait found a gradient missing */
     bool gather_failed;
+    bool embedded; /* forward has read the embedding's rows: peers may write the matrix */
     double need_ms;            /* sync_need waited so long, in this step */
     BucketStats *bucket_stats; /* [plan.count + 1], owned; ready_ms under lock, the rest the comm thread's in its job */
     /* between steps */
@@ -324,8 +325,7 @@ static void arrived(Sync *sync, atomic_uchar *stale) {
     pthread_mutex_unlock(&sync->lock);
 }
 
-/* The embedding's rows that this step looks up, ahead of the whole matrix, which only the head needs. (When the matrix
- * comes it writes the same bits there once more.) */
+/* The embedding's rows that this step looks up, ahead of the whole matrix, which only the head needs. */
 static Status gather_rows(Sync *sync) {
     Lookup *lookup = &sync->lookup;
     int64_t offset = sync->setup.table->gradients[0].offset;
@@ -340,8 +340,10 @@ static Status gather_rows(Sync *sync) {
     return OK;
 }
 
+static Status wait_until(Sync *sync, const bool *flag, const atomic_int *missing);
+
 /* From the last bucket to the first, as forward needs them: the embedding's matrix first of all, unless its rows go
- * ahead; then it is the last. */
+ * ahead; then it is the last, and waits until forward has read them. */
 static Status gather_params(Sync *sync) {
     double start_s = clock_s();
     int count = sync->plan.count, shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
@@ -349,6 +351,8 @@ static Status gather_params(Sync *sync) {
         TRY(gather_rows(sync));
     for (int i = 0; i < count; i++) {
         int b = (count - 1 - i + shift) % count;
+        if (b < sync->plan.head_buckets && sync->lookup.count > 0)
+            TRY(wait_until(sync, &sync->embedded, NULL));
         set_label(sync, b);
         Payload payload = payload_of(sync, b, sync->setup.params);
         TRY(sync->plan.collectives[b]->all_gather(&sync->comm->world, &payload));
@@ -443,6 +447,9 @@ void sync_forward_begin(Sync *sync, const int *tokens, int64_t count) {
     for (int b = 0; b < sync->plan.count; b++)
         atomic_store(&sync->stale[b], sync->dirty);
     atomic_store(&sync->rows_stale, sync->dirty);
+    pthread_mutex_lock(&sync->lock);
+    sync->embedded = sync->cancelled = false;
+    pthread_mutex_unlock(&sync->lock);
     if (sync->lookup.vocab)
         lookup_mark(&sync->lookup, tokens, count);
     engine_post(sync->comm->engine, forward_job, sync);
@@ -459,6 +466,13 @@ static int first_bucket_of(const Sync *sync, int gradient) {
             high = middle;
     }
     return low;
+}
+
+static void has_embedded(Sync *sync) {
+    pthread_mutex_lock(&sync->lock);
+    sync->embedded = true;
+    pthread_cond_signal(&sync->changed);
+    pthread_mutex_unlock(&sync->lock);
 }
 
 static void wait_for_arrival(Sync *sync, const atomic_uchar *stale) {
@@ -478,6 +492,8 @@ void sync_need(void *user, int gradient) {
         wait_for_arrival(sync, &sync->rows_stale);
         return;
     }
+    if (sync->forward && sync->setup.table->gradients[gradient].layer >= 0) /* behind the embedding */
+        has_embedded(sync);
     int b = first_bucket_of(sync, gradient);
     for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++)
         wait_for_arrival(sync, &sync->stale[b]);
@@ -487,6 +503,7 @@ Status sync_forward_end(Sync *sync) {
     if (!sync->forward)
         return OK;
     sync->forward = false;
+    has_embedded(sync);
     TRY(engine_wait(sync->comm->engine));
     sync->dirty = false;
     return OK;

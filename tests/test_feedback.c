@@ -88,7 +88,8 @@ static Status run_rounds(Comm *comm, Sync *sync, Case *test, const ParamTable *t
     }
     double error = sync_stats(sync).compress_error; /* a sample of what each rank encodes */
     TRY(comm_reduce(comm, &error, 1, COMM_MAX));
-    test->error = comm_rank(comm) == 0 ? error : test->error;
+    if (comm_rank(comm) == 0)
+        test->error = error;
     return add_residuals(comm, sync, table->elems, test->residual);
 }
 

@@ -56,7 +56,8 @@ static Status shard_step(Comm *comm, Sync *sync, ShardCase *test, const ParamTab
     SyncStats stats = sync_stats(sync);
     double bytes = (double)(stats.bytes_intra + stats.bytes_inter);
     TRY(comm_reduce(comm, &bytes, 1, COMM_SUM));
-    test->bytes[step] = bytes;
+    if (rank == 0)
+        test->bytes[step] = bytes;
     for (int s = 0; s < mine->count; s++)
         memcpy(test->result + step * table->elems + mine->slices[s].start, grads + mine->slices[s].start,
                (size_t)mine->slices[s].elems * sizeof(float));
@@ -79,7 +80,8 @@ static Status run_shard_rank(Comm *comm, void *user) {
     SyncSetup setup = {.table = &table, .grads = grads, .sharded = test->sharded, .params = params};
     Sync *sync = NULL;
     Status status = sync_create(&sync, comm, &test->config, &setup);
-    for (int rank = 0; status == OK && test->sharded && rank < comm_ranks(comm); rank++)
+    bool tells = status == OK && test->sharded && comm_rank(comm) == 0;
+    for (int rank = 0; tells && rank < comm_ranks(comm); rank++)
         test->owned[rank] = shard_elems(sync_shard(sync, rank));
     for (int step = 0; step < STEPS && status == OK; step++)
         status = shard_step(comm, sync, test, &table, grads, params, step);
@@ -230,7 +232,8 @@ static Status embedding_step(Comm *comm, Sync *sync, EmbeddingCase *test, const 
     sync_begin(sync);
     embedding_backward(test, sync, table, grads, rank, step);
     TRY(sync_wait(sync));
-    test->rows_used[step] = lookup.rows != NULL;
+    if (rank == 0)
+        test->rows_used[step] = lookup.rows != NULL;
     bool head_last = true; /* its buckets leave when they can be ready: behind all others if the lookup adds to them */
     for (int b = 0; b < sync_bucket_count(sync) - 1; b++)
         head_last &= sync_bucket(sync, b).start_ms <= sync_bucket(sync, 0).start_ms;
@@ -246,7 +249,8 @@ static Status embedding_step(Comm *comm, Sync *sync, EmbeddingCase *test, const 
         update(mine, params, step);
     }
     sync_commit(sync);
-    test->last_elems = sync_bucket(sync, sync_bucket_count(sync) - 1).elems;
+    if (rank == 0)
+        test->last_elems = sync_bucket(sync, sync_bucket_count(sync) - 1).elems;
     return test->sharded ? OK : comm_verify(comm, grads, (size_t)table->elems * sizeof(float), "gradients");
 }
 
