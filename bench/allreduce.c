@@ -312,7 +312,7 @@ static Status bench_run(Bench *bench) {
     if (bench->count == 0)
         return bad_input("--algorithm: names none");
     TRY(take_memory(bench));
-    TRY(calibrate(comm->transport, &bench->costs));
+    TRY(calibrate(comm->transport, NULL, &bench->costs));
     TRY(print_header(bench));
     TRY(measure_sizes(bench));
     if (bench->wrong == 0)
