@@ -38,7 +38,15 @@ enum {
     BLOCK_BYTES = 8 << 10, /* stays in the inner cache */
 };
 
-typedef enum Probe { LATENCY, RATE = LATENCY + LINK_CLASSES, ADD = RATE + LINK_CLASSES, COPY, ENCODE, DECODE_ADD, PROBES } Probe;
+typedef enum Probe {
+    LATENCY, /* of each class */
+    RATE = LATENCY + LINK_CLASSES,
+    ADD = RATE + LINK_CLASSES,
+    COPY,
+    ENCODE,
+    DECODE_ADD,
+    PROBES
+} Probe;
 
 typedef struct Calibration {
     /* set once */
@@ -46,7 +54,7 @@ typedef struct Calibration {
     const Codec *codec; /* borrowed, or NULL */
     LinkRing rings[LINK_CLASSES];
     char *out, *in;   /* f32[WINDOWS][WINDOW_ELEMS] each; `out` is shared with the node */
-    void *wire;       /* of a window */
+    void *wire;       /* a window's */
     double *gathered; /* f64[ranks][REPEATS * PROBES] */
     /* alike on all ranks */
     bool shared; /* ranks of a node reach each other's `out` */

@@ -6,7 +6,8 @@
  * shared memory, where the sum is stored n times, n/2 (gamma + copy).
  *
  * A coded stage of n members and k owners, S bytes: everybody encodes S; an owner decodes its part of S/k from n
- * members; everybody decodes the other owners' parts. In the last stage the owner encodes and decodes its result too. */
+ * members; everybody decodes the other owners' parts. In the last stage the owner encodes and decodes its result as
+ * well. */
 #ifndef COMM_COLLECTIVE_COST_H
 #define COMM_COLLECTIVE_COST_H
 

@@ -50,7 +50,8 @@ static double reduce_scatter_predict_s(const Group *group, int64_t elems, const 
         return latency_s + work_s;
     double part = S / N * (coded ? costs->wire_ratio : 1);
     double steps_s = 2 * cost_step_s(costs, (topology.largest - 1) * part, busiest_nic(group) * part);
-    return latency_s + cost_overlap_s(steps_s - latency_s, work_s, topology.nodes > 1 ? (double)pipeline_segments(&shape, elems) : 1);
+    double pieces = topology.nodes > 1 ? (double)pipeline_segments(&shape, elems) : 1;
+    return latency_s + cost_overlap_s(steps_s - latency_s, work_s, pieces);
 }
 
 static Status run(const Group *group, const Payload *payload, PipelinePart part) {
