@@ -375,7 +375,7 @@ static Status bench_run(Bench *bench) {
         return bad_input("--algorithm: names none");
     TRY(comm_agree(comm, create_codec(bench)));
     TRY(take_memory(bench));
-    TRY(calibrate(comm->transport, &bench->costs));
+    TRY(calibrate(comm->transport, NULL, &bench->costs));
     TRY(print_header(bench));
     TRY(measure_sizes(bench));
     if (bench->wrong == 0)

@@ -1,41 +1,63 @@
 /* Calibration: a few repeats of everything, in turns, with all ranks at work at once as in a collective. Of each repeat
  * the slowest rank counts, and of the repeats the median.
  *
- *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other, and
- *           the median of those, because where ranks share cores some take 100 times as long as others
+ *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other. Of
+ *           those the lower quartile, and of the repeats the least: where ranks share cores a wait can fall into a nap
+ *           of the transport, and then takes 100 times as long
  *   beta    steps with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
  *           of a NIC, which all lanes use at once
- *   gamma   sum += term over f32 of this rank's memory; and a copy out of the next rank's
+ *   gamma   sum += term over f32 of this rank's memory; a copy from the cache to the next rank's memory; with a codec
+ *           its compressor, with residuals. In CPU seconds of the thread, while all ranks do the same
  *
  * How much a repeat moves follows from a first look at the links, so that slow ones take no longer: about ROUND_S for
  * each. Shaped and idle links give the first bytes away for nothing, so an untimed step goes ahead of each timed one.
  *
  * Never compares two ranks' clocks, and keeps no memory. */
+#define _POSIX_C_SOURCE 200809L
 #include "comm/calibrate.h"
 
 #include "base/clock.h"
+#include "base/machine.h"
 #include "comm/collective/vector.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define ROUND_S 10e-3
 
-enum { REPEATS = 5, LOOKS = 2, RATE_STEPS = 2, BATCH_STEPS = 4, BATCHES_MAX = 8, MESSAGE_MIN_BYTES = 64 << 10 };
+enum { REPEATS = 5, LOOKS = 2, RATE_STEPS = 2, BATCH_STEPS = 4, BATCHES_MAX = 32, MESSAGE_MIN_BYTES = 64 << 10 };
 
 /* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. */
-enum { WINDOWS = 4, WINDOW_BYTES = 4 << 20, BUFFER_BYTES = WINDOWS * WINDOW_BYTES };
+enum {
+    WINDOWS = 4,
+    WINDOW_BYTES = 4 << 20,
+    BUFFER_BYTES = WINDOWS * WINDOW_BYTES,
+    WINDOW_ELEMS = WINDOW_BYTES / (int)sizeof(float),
+    BLOCK_BYTES = 8 << 10, /* stays in the inner cache */
+};
 
-typedef enum Probe { LATENCY, RATE = LATENCY + LINK_CLASSES, ADD = RATE + LINK_CLASSES, COPY, PROBES } Probe;
+typedef enum Probe {
+    LATENCY, /* of each class */
+    RATE = LATENCY + LINK_CLASSES,
+    ADD = RATE + LINK_CLASSES,
+    COPY,
+    ENCODE,
+    DECODE_ADD,
+    PROBES
+} Probe;
 
 typedef struct Calibration {
     /* set once */
     Transport *transport;
+    const Codec *codec; /* borrowed, or NULL */
     LinkRing rings[LINK_CLASSES];
-    char *out, *in;   /* u8[BUFFER_BYTES] each; `out` is shared with the node */
+    char *out, *in;   /* f32[WINDOWS][WINDOW_ELEMS] each; `out` is shared with the node */
+    void *wire;       /* a window's */
     double *gathered; /* f64[ranks][REPEATS * PROBES] */
     /* alike on all ranks */
+    bool shared; /* ranks of a node reach each other's `out` */
     int window;
     /* after the first look */
     int batches[LINK_CLASSES]; /* of empty messages */
@@ -121,10 +143,10 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sorts values. */
-static double median(double *values, int count) {
+/* The value above a share of them. Sorts values. */
+static double quantile(double *values, int count, double share) {
     qsort(values, (size_t)count, sizeof *values, compare_doubles);
-    return values[count / 2];
+    return values[(int)(share * count)];
 }
 
 /* step_s f64[batches]: of a step in each. All ranks begin together, after an untimed step: one that went on while
@@ -141,25 +163,48 @@ static Status time_batches(Calibration *self, LinkClass class, size_t bytes, int
     return OK;
 }
 
-static Status time_add(Calibration *self, double *time_s) {
-    ptrdiff_t at = next_window(self);
-    float *sum = (float *)(void *)(self->in + at);
-    const float *term = (const float *)(const void *)(self->out + at);
-    TRY(transport_barrier(self->transport));
-    double start_s = clock_s();
-    vector_add(sum, term, WINDOW_BYTES / (int)sizeof(float));
-    *time_s = clock_s() - start_s;
-    return OK;
+static float *floats(char *buffer, ptrdiff_t at) { return (float *)(void *)(buffer + at); }
+
+static double thread_cpu_s(void) {
+    struct timespec used;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
 }
 
-static Status time_copy(Calibration *self, double *time_s) {
+static void add_window(Calibration *self, ptrdiff_t at) {
+    vector_add(floats(self->in, at), floats(self->out, at), WINDOW_ELEMS);
+}
+
+/* Nothing where no memory is shared. Each rank's memory has one writer, and nobody reads it meanwhile. */
+static void copy_window(Calibration *self, ptrdiff_t at) {
     int to = self->rings[INSIDE].to;
+    char *peer = to < 0 ? NULL : transport_peer_ptr(self->transport, self->out + at, to);
+    for (ptrdiff_t done = 0; peer && done < WINDOW_BYTES; done += BLOCK_BYTES)
+        memcpy(peer + done, self->in, BLOCK_BYTES);
+}
+
+/* Residuals old and new are windows of `in`. */
+static void encode_window(Calibration *self, ptrdiff_t at) {
+    if (!self->codec)
+        return;
+    const Compressor *compressor = self->codec->compressor;
+    float *residual = self->codec->error_feedback ? floats(self->in, at) : NULL;
+    float *new_residual = residual ? floats(self->in, (at + WINDOW_BYTES) % BUFFER_BYTES) : NULL;
+    compressor->encode(&self->codec->options, 0, WINDOW_ELEMS, floats(self->out, at), 1, residual, new_residual,
+                       self->wire);
+}
+
+static void decode_window(Calibration *self, ptrdiff_t at) {
+    if (self->codec)
+        self->codec->compressor->decode_add(&self->codec->options, 0, WINDOW_ELEMS, self->wire, floats(self->in, at));
+}
+
+static Status time_work(Calibration *self, void (*work)(Calibration *, ptrdiff_t), double *time_s) {
     ptrdiff_t at = next_window(self);
-    const char *peer = to < 0 ? NULL : transport_peer_ptr(self->transport, self->out + at, to);
     TRY(transport_barrier(self->transport));
-    double start_s = clock_s();
-    memcpy(self->in + at, peer ? peer : self->out + at, WINDOW_BYTES);
-    *time_s = clock_s() - start_s;
+    double start_s = thread_cpu_s();
+    work(self, at);
+    *time_s = thread_cpu_s() - start_s;
     return OK;
 }
 
@@ -169,11 +214,13 @@ static Status repeat(Calibration *self, double *time_s) {
             continue;
         double step_s[BATCHES_MAX];
         TRY(time_batches(self, class, 0, self->batches[class], BATCH_STEPS, step_s));
-        time_s[LATENCY + class] = median(step_s, self->batches[class]);
+        time_s[LATENCY + class] = quantile(step_s, self->batches[class], 0.25);
         TRY(time_batches(self, class, self->message_bytes[class], 1, RATE_STEPS, &time_s[RATE + class]));
     }
-    TRY(time_add(self, &time_s[ADD]));
-    return time_copy(self, &time_s[COPY]);
+    TRY(time_work(self, add_window, &time_s[ADD]));
+    TRY(time_work(self, copy_window, &time_s[COPY]));
+    TRY(time_work(self, encode_window, &time_s[ENCODE]));
+    return time_work(self, decode_window, &time_s[DECODE_ADD]);
 }
 
 /* ---- all ranks ---- */
@@ -221,24 +268,53 @@ static Status look(Calibration *self, LinkClass class) {
     return OK;
 }
 
-static double median_s(const Calibration *self, int probe) {
+/* Of the repeats. */
+static double quantile_s(const Calibration *self, int probe, double share) {
     double values[REPEATS];
     for (int i = 0; i < REPEATS; i++)
         values[i] = self->time_s[i][probe];
-    return median(values, REPEATS);
+    return quantile(values, REPEATS, share);
 }
 
+static double median_s(const Calibration *self, int probe) { return quantile_s(self, probe, 0.5); }
+
 static LinkCosts conclude(const Calibration *self) {
-    LinkCosts costs = {.add_s_per_byte = median_s(self, ADD) / WINDOW_BYTES,
-                       .copy_s_per_byte = median_s(self, COPY) / WINDOW_BYTES};
+    const Codec *codec = self->codec;
+    LinkCosts costs = {.add_s_per_byte = median_s(self, ADD) / WINDOW_BYTES, .wire_ratio = 1};
+    if (self->rings[INSIDE].lanes > 0 && self->shared)
+        costs.copy_s_per_byte = median_s(self, COPY) / WINDOW_BYTES;
+    if (codec) {
+        size_t wire_bytes = codec->compressor->wire_bytes(&codec->options, 0, WINDOW_ELEMS);
+        costs.wire_ratio = (double)wire_bytes / WINDOW_BYTES;
+        costs.encode_s_per_byte = median_s(self, ENCODE) / WINDOW_BYTES;
+        costs.decode_add_s_per_byte = median_s(self, DECODE_ADD) / WINDOW_BYTES;
+        costs.every_hop = codec->every_hop;
+    }
     for (int class = INSIDE; class < LINK_CLASSES; class++) {
-        double latency_s = median_s(self, LATENCY + class), step_s = median_s(self, RATE + class);
+        double latency_s = quantile_s(self, LATENCY + class, 0), step_s = median_s(self, RATE + class);
         size_t bytes = self->message_bytes[class] * (size_t)self->rings[class].lanes;
         costs.latency_s[class] = latency_s;
         if (bytes > 0)
             costs.s_per_byte[class] = (step_s > 2 * latency_s ? step_s - latency_s : step_s / 2) / (double)bytes;
     }
     return costs;
+}
+
+/* Hardware threads for the ranks of this node; of the nodes the one that has least. Threads of one process stand for
+ * nodes that share its machine. */
+static Status count_cores(Calibration *self, double *cores) {
+    const Transport *transport = self->transport;
+    double here = 0, nodes = 0;
+    for (int rank = 0; rank < transport->ranks; rank++) {
+        here += transport->node[rank] == transport->node[transport->rank];
+        nodes += place_of(transport, rank) == 0;
+    }
+    double least = transport->ops->one_process ? machine_cores() / nodes : here * machine_cores();
+    least = least < machine_all_cores() ? least : machine_all_cores();
+    double inverse = 1 / least;
+    TRY(slowest(self, &inverse, 1));
+    *cores = 1 / inverse;
+    return OK;
 }
 
 static Status measure(Calibration *self, LinkCosts *costs) {
@@ -248,37 +324,58 @@ static Status measure(Calibration *self, LinkCosts *costs) {
         TRY(repeat(self, self->time_s[i]));
     TRY(slowest(self, self->time_s[0], REPEATS * PROBES));
     *costs = conclude(self);
-    return OK;
+    return count_cores(self, &costs->cores);
 }
 
 /* ---- life ---- */
 
-/* Allocates on every rank or fails on every rank; only `gathered` must be there to say so. */
-static Status take_memory(Calibration *self) {
-    self->gathered = malloc((size_t)self->transport->ranks * REPEATS * PROBES * sizeof(double));
-    self->in = calloc(1, BUFFER_BYTES);
-    self->out = transport_share(self->transport, BUFFER_BYTES);
-    if (!self->gathered)
-        return fault("no memory for the calibration of links");
-    double missing = !self->in || !self->out;
-    TRY(slowest(self, &missing, 1));
-    if (missing > 0)
-        return fault("no memory for the calibration of links");
-    memset(self->in, 0, BUFFER_BYTES); /* its pages exist from now on */
-    memset(self->out, 0, BUFFER_BYTES);
+/* Values as gradients have them: none denormal, none equal to its neighbours. */
+static void fill(float *values, int64_t elems) {
+    uint32_t state = 1;
+    for (int64_t i = 0; i < elems; i++) {
+        state = state * 1664525 + 1013904223;
+        values[i] = (float)((double)state / (double)UINT32_MAX - 0.5);
+    }
+}
+
+/* Whether all ranks of nodes reach each other's `out`: alike on every rank. */
+static Status find_shared(Calibration *self) {
+    int to = self->rings[INSIDE].to;
+    double separate = to >= 0 && !transport_peer_ptr(self->transport, self->out, to);
+    TRY(slowest(self, &separate, 1));
+    self->shared = separate == 0;
     return OK;
 }
 
-Status calibrate(Transport *transport, LinkCosts *costs) {
-    Calibration self = {.transport = transport};
+/* Allocates on every rank or fails on every rank; only `gathered` must be there to say so. */
+static Status take_memory(Calibration *self) {
+    const Codec *codec = self->codec;
+    self->gathered = malloc((size_t)self->transport->ranks * REPEATS * PROBES * sizeof(double));
+    self->in = calloc(1, BUFFER_BYTES);
+    self->wire = malloc(codec ? codec->compressor->wire_bytes_max(&codec->options, WINDOW_ELEMS) : 1);
+    self->out = transport_share(self->transport, BUFFER_BYTES);
+    if (!self->gathered)
+        return fault("no memory for the calibration of links");
+    double missing = !self->in || !self->wire || !self->out;
+    TRY(slowest(self, &missing, 1));
+    if (missing > 0)
+        return fault("no memory for the calibration of links");
+    fill(floats(self->in, 0), WINDOWS * WINDOW_ELEMS); /* the pages exist from now on */
+    fill(floats(self->out, 0), WINDOWS * WINDOW_ELEMS);
+    return find_shared(self);
+}
+
+Status calibrate(Transport *transport, const Codec *codec, LinkCosts *costs) {
+    Calibration self = {.transport = transport, .codec = codec};
     for (LinkClass class = INSIDE; class < LINK_CLASSES; class++)
         self.rings[class] = link_ring(transport, class);
     Status status = take_memory(&self);
     if (status == OK)
         status = measure(&self, costs);
     if (status == OK)
-        status = transport_barrier(transport); /* the next rank may still read `out` */
+        status = transport_barrier(transport); /* the rank before may still write to `out` */
     transport_unshare(transport, self.out);
+    free(self.wire);
     free(self.in);
     free(self.gathered);
     return status;
@@ -292,9 +389,16 @@ static size_t class_text(const LinkCosts *costs, LinkClass class, const char *na
     return (size_t)length < size ? (size_t)length : size;
 }
 
+static size_t work_text(double s_per_byte, const char *name, char *text, size_t size) {
+    int length = s_per_byte > 0 ? snprintf(text, size, "%s %.3g GB/s", name, 1e-9 / s_per_byte) : 0;
+    return (size_t)length < size ? (size_t)length : size;
+}
+
 void calibrate_text(const LinkCosts *costs, char *text, size_t size) {
     size_t used = class_text(costs, INSIDE, "inside a node", text, size);
     used += class_text(costs, BETWEEN, "between nodes", text + used, size - used);
-    snprintf(text + used, size - used, "add %.3g GB/s, copy %.3g GB/s", 1e-9 / costs->add_s_per_byte,
-             1e-9 / costs->copy_s_per_byte);
+    used += work_text(costs->add_s_per_byte, "add", text + used, size - used);
+    used += work_text(costs->copy_s_per_byte, ", copy", text + used, size - used);
+    used += work_text(costs->encode_s_per_byte, ", encode", text + used, size - used);
+    work_text(costs->decode_add_s_per_byte, ", decode", text + used, size - used);
 }

@@ -37,7 +37,7 @@ struct Sync {
     Lookup lookup; /* vocab 0: the embedding has one gradient */
     bool calibrated;
     LinkCosts costs;
-    char links[192];
+    char links[256];
     Shard *shards; /* [ranks], owned; NULL unless sharded */
     pthread_mutex_t lock;
     pthread_cond_t changed; /* a bucket became ready, or one of the flags below changed */
@@ -160,7 +160,7 @@ static Status build(Sync *sync) {
 
 static Status calibrate_job(void *argument) {
     Sync *sync = argument;
-    return calibrate(sync->comm->transport, &sync->costs);
+    return calibrate(sync->comm->transport, sync->codec, &sync->costs);
 }
 
 static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems) {

@@ -2,6 +2,7 @@
  * depends on how fast this machine is: a modelled link can only be slower than its model. */
 #include "tests/check.h"
 
+#include "base/machine.h"
 #include "bench/exact.h"
 #include "comm/calibrate.h"
 #include "comm/internal.h"
@@ -113,17 +114,20 @@ static void test_shift(void **state) {
 
 /* ---- calibration ---- */
 
-static Status calibrate_alike(Comm *comm, LinkCosts *costs) {
-    memset(costs, 0xFF, sizeof *costs);
-    TRY(calibrate(comm->transport, costs));
-    EXPECT(costs->add_s_per_byte > 0 && costs->copy_s_per_byte > 0);
+static Status calibrate_alike(Comm *comm, const Codec *codec, LinkCosts *costs) {
+    memset(costs, 0, sizeof *costs);
+    TRY(calibrate(comm->transport, codec, costs));
+    EXPECT(costs->add_s_per_byte > 0 && costs->cores > 0);
+    EXPECT((costs->copy_s_per_byte > 0) == (link_ring(comm->transport, INSIDE).lanes > 0));
     return comm_verify(comm, costs, sizeof *costs, "costs");
 }
 
 static Status one_node(Comm *comm, void *user) {
     (void)user;
     LinkCosts costs;
-    TRY(calibrate_alike(comm, &costs));
+    TRY(calibrate_alike(comm, NULL, &costs));
+    EXPECT(costs.wire_ratio == 1 && costs.encode_s_per_byte == 0 && costs.decode_add_s_per_byte == 0);
+    EXPECT(costs.cores == machine_cores() && !costs.every_hop);
     bool several = comm_ranks(comm) > 1;
     EXPECT((costs.latency_s[INSIDE] > 0) == several && (costs.s_per_byte[INSIDE] > 0) == several);
     EXPECT(costs.latency_s[BETWEEN] == 0 && costs.s_per_byte[BETWEEN] == 0);
@@ -147,7 +151,8 @@ static Status two_nodes(Comm *comm, void *user) {
     LinkCosts costs;
     comm_set_nodes(comm, model->ranks_per_node);
     EXPECT(comm_nodes(comm) == 2);
-    TRY(calibrate_alike(comm, &costs));
+    TRY(calibrate_alike(comm, NULL, &costs));
+    EXPECT(costs.cores == machine_cores() / 2.0); /* threads of one machine stand for both nodes */
     EXPECT((costs.latency_s[INSIDE] > 0) == shared && (costs.s_per_byte[INSIDE] > 0) == shared);
     EXPECT(costs.latency_s[BETWEEN] > 0 && costs.s_per_byte[BETWEEN] > 0);
     EXPECT(costs.latency_s[BETWEEN] >= model->latency_s);
@@ -167,6 +172,41 @@ static void test_two_nodes(void **state) {
     }
 }
 
+typedef struct Coder {
+    const char *name;
+    bool every_hop, error_feedback;
+    double wire_ratio;
+} Coder;
+
+/* The codec's residuals and its statistics are as before. */
+static Status one_codec(Comm *comm, void *user) {
+    const Coder *coder = user;
+    ParamTable table = {0};
+    CompressorOptions options = {.density = 0.01};
+    Codec *codec;
+    LinkCosts costs;
+    TRY(codec_create(&codec, &table, compressor_find(coder->name), &options, coder->every_hop, coder->error_feedback));
+    Codec before = *codec;
+    Status status = calibrate_alike(comm, codec, &costs);
+    bool same = memcmp(&before, codec, sizeof before) == 0;
+    codec_destroy(codec);
+    TRY(status);
+    EXPECT(same && costs.every_hop == coder->every_hop);
+    EXPECT(costs.encode_s_per_byte > 0 && costs.decode_add_s_per_byte > 0);
+    EXPECT(costs.wire_ratio > 0.999 * coder->wire_ratio && costs.wire_ratio < 1.001 * coder->wire_ratio);
+    return OK;
+}
+
+static void test_codec(void **state) {
+    (void)state;
+    Coder coders[] = {{"bf16", false, true, 0.5},
+                      {"int8", true, true, (4 + 256) / 1024.0},
+                      {"int4", false, false, (4 + 64) / 512.0},
+                      {"topk", false, true, (62 + 4 * 41) / 16384.0}}; /* 41 of 4096 kept: 12 bits and f32 each */
+    for (size_t i = 0; i < sizeof coders / sizeof *coders; i++)
+        assert_ok(run((LoopConfig){.ranks = 2}, one_codec, &coders[i]));
+}
+
 static void test_text(void **state) {
     (void)state;
     char text[256];
@@ -175,9 +215,18 @@ static void test_text(void **state) {
     calibrate_text(&costs, text, sizeof text);
     assert_string_equal(text, "inside a node 1.5 us, 5 GB/s; between nodes 50.0 us, 0.125 GB/s; "
                               "add 10 GB/s, copy 4 GB/s");
+    costs.encode_s_per_byte = 1e-9;
+    costs.decode_add_s_per_byte = 2e-10;
     costs.s_per_byte[INSIDE] = costs.s_per_byte[BETWEEN] = 0;
     calibrate_text(&costs, text, sizeof text);
+    assert_string_equal(text, "add 10 GB/s, copy 4 GB/s, encode 1 GB/s, decode 5 GB/s");
+    costs.encode_s_per_byte = costs.decode_add_s_per_byte = 0;
+    calibrate_text(&costs, text, sizeof text);
+    calibrate_text(&costs, text, sizeof text);
     assert_string_equal(text, "add 10 GB/s, copy 4 GB/s");
+    costs.copy_s_per_byte = 0;
+    calibrate_text(&costs, text, sizeof text);
+    assert_string_equal(text, "add 10 GB/s");
     for (size_t size = 1; size < sizeof text; size++) {
         memset(text, 'x', sizeof text);
         calibrate_text(&costs, text, size);
@@ -248,6 +297,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_shift),
     cmocka_unit_test(test_one_node),
     cmocka_unit_test(test_two_nodes),
+    cmocka_unit_test(test_codec),
     cmocka_unit_test(test_text),
     cmocka_unit_test(test_exact_finds_every_fault),
     cmocka_unit_test(test_exact_counts_single_elements),

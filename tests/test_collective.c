@@ -283,23 +283,25 @@ static void test_predictions(void **state) {
     const double S = 4.0 * ELEMS, a_i = 1e-6, a_e = 5e-5, b_i = 2e-10, b_e = 1e-9, g = 1e-10;
     const LinkCosts costs = {.latency_s = {a_i, a_e}, .s_per_byte = {b_i, b_e}, .add_s_per_byte = g, .wire_ratio = 1};
     const Place *place = place_named("2 nodes of 4");
-    assert_close(predict_s("ring", place, ELEMS, &costs) / (14 * (a_e + S / 8 * b_e) + 7 * S / 8 * g), 1, 1e-9);
-    assert_close(predict_s("reduce_scatter", place, ELEMS, &costs) / (2 * (a_e + 2 * S * b_e) + 7 * S / 8 * g), 1,
-                 1e-9);
+    double shifts = 7 * (a_e + S / 8 * b_e), adds = 7 * S / 8 * g; /* a chunk of 8 MiB in 32 segments */
+    assert_close(predict_s("ring", place, ELEMS, &costs) / (2 * shifts + adds / (7 * 32)), 1, 1e-9);
+    double steps = 2 * (a_e + 2 * S * b_e); /* a sum of 8 costs 4 g for each value of a part */
+    double flat = predict_s("reduce_scatter", place, ELEMS, &costs);
+    assert_true(flat > steps && flat < steps + S / 2 * g / 8);
     assert_close(predict_s("naive", place, ELEMS, &costs) / (2 * 256 * a_e + 8 * S * b_e + 7 * S * g), 1, 1e-9);
     assert_close(predict_s("tree", place, ELEMS, &costs) /
                      (2 * (a_i + S / 2 * b_i) + 2 * (a_i + S / 4 * b_i) + 2 * (a_e + S / 2 * b_e) + 7 * S / 8 * g),
                  1, 1e-9);
     assert_close(predict_s("tree", place, 100, &costs) / (2 * (a_i + 400 * b_i) + a_e + 1600 * b_e + 3 * 400 * g), 1,
                  1e-9);
-    double inside = 3 * S / 4 * (g + 2 * b_i), between = S * b_e + S / 8 * g;
+    double inside = S / 2 * g + 3 * S / 4 * 2 * b_i + S / 8 * g, between = S * b_e;
     double hierarchical = predict_s("hierarchical", place, ELEMS, &costs);
     assert_true(hierarchical > between + 2 * (a_i + a_e) && hierarchical < between + 2 * (a_i + a_e) + inside / 8);
     assert_true(predict_s("leader", place, ELEMS, &costs) > 1.4 * hierarchical);
     LinkCosts shared = costs;
     shared.copy_s_per_byte = 1.5e-10;
     assert_close(predict_s("reduce_scatter", place_named("1 node of 8"), ELEMS, &shared) /
-                     (2 * a_i + 7 * S / 8 * 2.5e-10),
+                     (2 * a_i + S / 2 * 2.5e-10),
                  1, 1e-9);
     for (int i = 0; i < PLACES; i++)
         for (int which = 0; which < CASE_COLLECTIVES; which++) {
@@ -308,6 +310,56 @@ static void test_predictions(void **state) {
             double many_s = predict_s(name, &places[i], ELEMS, &costs);
             assert_true(places[i].ranks == 1 ? many_s == 0 : none_s >= 0 && none_s < some_s && some_s < many_s);
         }
+}
+
+/* More ranks on a node than cores: their work takes turns, and one rank's does not. */
+static void test_predicted_cores(void **state) {
+    (void)state;
+    enum { ELEMS = 1 << 24 };
+    const double S = 4.0 * ELEMS;
+    const Place *place = place_named("1 node of 8");
+    LinkCosts costs = {.latency_s = {1e-6, 0}, .s_per_byte = {2e-10, 0}, .add_s_per_byte = 1e-10,
+                       .copy_s_per_byte = 1.5e-10, .wire_ratio = 1};
+    const double work = S / 2 * 2.5e-10;
+    const char *both[] = {"reduce_scatter", "hierarchical"};
+    for (int cores = 1; cores <= 16; cores *= 2)
+        for (int i = 0; i < 2; i++) {
+            costs.cores = cores;
+            double expected = 2e-6 + work * (cores < 8 ? 8 / cores : 1);
+            assert_close(predict_s(both[i], place, ELEMS, &costs) / expected, 1, 1e-9);
+            assert_close(predict_s("leader", place, ELEMS, &costs) / (2e-6 + 8 * work), 1, 1e-9);
+        }
+    double enough = predict_s("ring", place, ELEMS, &costs);
+    costs.cores = 2;
+    assert_close(predict_s("ring", place, ELEMS, &costs) - enough, 3 * 7 * S / 8 * 1e-10, 1e-12);
+}
+
+/* 4 nodes of one rank, each with all of S to code: encodes S (1 + 1/4), decodes 4 own parts, its result, 3 others'. */
+static void test_predicted_codec(void **state) {
+    (void)state;
+    enum { ELEMS = 1 << 24 };
+    const double S = 4.0 * ELEMS, a = 5e-5, b = 8e-9, r = 0.25, q = 5e-10, d = 2e-10;
+    LinkCosts costs = {.latency_s = {1e-6, a}, .s_per_byte = {2e-10, b}, .add_s_per_byte = 1e-10, .wire_ratio = r,
+                       .encode_s_per_byte = q, .decode_add_s_per_byte = d};
+    const double network = 2 * 3 * S / 4 * r * b, work = S * 5 / 4 * q + 2 * S * d;
+    const char *coded[] = {"reduce_scatter", "hierarchical", "leader"};
+    for (int i = 0; i < 3; i++) {
+        double time_s = predict_s(coded[i], place_named("4 nodes of 1"), ELEMS, &costs);
+        assert_true(time_s > 2 * a + network && time_s < 2 * a + network + work / 4);
+        costs.s_per_byte[1] = b / 1000; /* the codec is what takes time */
+        time_s = predict_s(coded[i], place_named("4 nodes of 1"), ELEMS, &costs);
+        assert_true(time_s > 2 * a + work && time_s < 2 * a + work + network / 1000);
+        costs.s_per_byte[1] = b;
+    }
+    /* hierarchical codes a shard, and inside the node only where told to */
+    double scoped = predict_s("hierarchical", place_named("2 nodes of 4"), ELEMS, &costs);
+    assert_true(scoped > S * r * b && scoped < 1.2 * S * r * b + S * 1.5 * 2e-10);
+    costs.every_hop = true;
+    costs.s_per_byte[1] = 0;
+    double everywhere = predict_s("hierarchical", place_named("2 nodes of 4"), ELEMS, &costs);
+    double inside = S * q + (S + 3 * S / 4) * d + 2 * 3 * S / 4 * r * 2e-10;
+    double between = S / 4 * (1.5 * q + 2 * d);
+    assert_close(everywhere / (2 * (1e-6 + a) + inside + between), 1, 1e-9);
 }
 
 static void test_chunks(void **state) {
@@ -351,6 +403,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_private_memory), cmocka_unit_test(test_shared_memory),
     cmocka_unit_test(test_a_million),      cmocka_unit_test(test_slow_links),
     cmocka_unit_test(test_subgroups),      cmocka_unit_test(test_bytes),
+    cmocka_unit_test(test_predicted_cores), cmocka_unit_test(test_predicted_codec),
     cmocka_unit_test(test_topology),       cmocka_unit_test(test_scratch_is_bounded),
     cmocka_unit_test(test_predictions),    cmocka_unit_test(test_chunks),
     cmocka_unit_test(test_names),          cmocka_unit_test(test_native_is_refused),

@@ -26,8 +26,8 @@
  * adds: the sender's scale.
  *
  * predict_s adds up, over the steps, latency and the longer of a rank's bytes inside its node and a NIC's bytes, each
- * times its beta; and gamma times what the busiest rank adds. Of the two stages of hierarchical and leader the shorter
- * one hides behind the longer but for one segment. copy_s_per_byte 0: no memory is shared. See cost.h.
+ * times its beta; and the work of the busiest rank, or of the busiest node's cores. Where a collective cuts its data,
+ * the shorter of NIC and work hides behind the longer but for one piece. See cost.h.
  *
  * Adding one: a file with a const Collective, a line in collective.c, a line in the test table. */
 #ifndef COMM_COLLECTIVE_COLLECTIVE_H
@@ -52,12 +52,15 @@ typedef struct Group {
 typedef struct LinkCosts {
     double latency_s[2];    /* alpha: of an empty message. [0] inside, [1] between */
     double s_per_byte[2];   /* beta: of one rank's messages; between nodes, of one node's (its NIC) */
-    double add_s_per_byte;  /* gamma: reading, adding and storing one byte of f32 */
-    double copy_s_per_byte; /* memcpy from another rank's shared memory */
-    /* of the compressor in use; 0 and 1 where there is none. Bytes are those of f32 */
-    double wire_ratio;       /* bytes on the wire for each of f32 */
+    /* Work: CPU seconds of one rank per byte of f32, while all ranks work at once. So what they lose by sharing memory
+     * is in it, and what they lose by sharing cores is not: that is cost_work_s's, from `cores`. */
+    double add_s_per_byte;  /* gamma: sum += term, both from memory */
+    double copy_s_per_byte; /* from this rank's cache to another rank's memory; 0: none is shared */
+    double cores;           /* hardware threads for the ranks of a node together, may be a fraction; 0: enough */
+    /* of the compressor in use, error feedback included; 1, 0, 0 and false where there is none */
+    double wire_ratio; /* bytes on the wire for each of f32 */
     double encode_s_per_byte, decode_add_s_per_byte;
-    bool every_hop;          /* as in Codec */
+    bool every_hop; /* as in Codec */
 } LinkCosts;
 
 /* What is reduced. */

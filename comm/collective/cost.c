@@ -24,9 +24,32 @@ static int crossing(const Group *group, CostPeerFn *peer, int step, int member) 
 double cost_shift_s(const Group *group, const LinkCosts *costs, CostPeerFn *peer, int step, double bytes) {
     int inside = 0, nic = 0;
     for (int i = 0; i < group->size; i++) {
-        int to = peer(group, i, step), count = crossing(group, peer, step, i);
+        int to = peer(group, i, step), count = first_in_node(group, i) ? crossing(group, peer, step, i) : 0;
         inside |= to >= 0 && same_node(group, i, to);
         nic = count > nic ? count : nic;
     }
     return cost_step_s(costs, inside * bytes, nic * bytes);
 }
+
+static double larger(double a, double b) { return a > b ? a : b; }
+
+double cost_work_s(const LinkCosts *costs, double rank_s, double node_s) {
+    return costs->cores > 0 ? larger(rank_s, node_s / costs->cores) : rank_s;
+}
+
+double cost_overlap_s(double a_s, double b_s, double pieces) {
+    double longer_s = larger(a_s, b_s);
+    return longer_s + (a_s + b_s - longer_s) / larger(pieces, 1);
+}
+
+double cost_sum_s(const LinkCosts *costs, bool shared, double members, double owners, double bytes) {
+    return members / 2 * bytes / owners * (costs->add_s_per_byte + (shared ? costs->copy_s_per_byte : 0));
+}
+
+double cost_coded_sum_s(const LinkCosts *costs, bool last, double members, double owners, double bytes) {
+    double part = bytes / owners, result = last ? part : 0;
+    return (bytes + result) * costs->encode_s_per_byte +
+           (members * part + bytes - part + result) * costs->decode_add_s_per_byte;
+}
+
+bool cost_coded(const LinkCosts *costs) { return costs->encode_s_per_byte > 0; }

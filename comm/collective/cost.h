@@ -1,6 +1,13 @@
 /* What the cost models of the collectives share. A step takes the latency of the slowest kind of link in it, plus the
  * time of whichever is busier: a rank's own link inside its node, or a node's NIC, over which go all messages of its
- * ranks to other nodes. */
+ * ranks to other nodes. Inside a node it is the CPU that moves messages, so nothing hides behind them.
+ *
+ * A sum over n members reads n arrays and stores one; gamma is for two reads and a store. So it costs n/2 gamma, and in
+ * shared memory, where the sum is stored n times, n/2 (gamma + copy).
+ *
+ * A coded stage of n members and k owners, S bytes: everybody encodes S; an owner decodes its part of S/k from n
+ * members; everybody decodes the other owners' parts. In the last stage the owner encodes and decodes its result as
+ * well. */
 #ifndef COMM_COLLECTIVE_COST_H
 #define COMM_COLLECTIVE_COST_H
 
@@ -14,5 +21,18 @@ typedef int CostPeerFn(const Group *group, int member, int step);
 
 /* A step in which each member sends `bytes` to one other. */
 double cost_shift_s(const Group *group, const LinkCosts *costs, CostPeerFn *peer, int step, double bytes);
+
+/* Work on a node: of its busiest rank, and of all its ranks together, which its cores share. */
+double cost_work_s(const LinkCosts *costs, double rank_s, double node_s);
+
+/* Two things at once, in so many pieces: the shorter one hides behind the longer but for one piece. */
+double cost_overlap_s(double a_s, double b_s, double pieces);
+
+/* Work of an owner in a stage that reduces `bytes`. shared: in memory that all members share; last: the last stage. */
+double cost_sum_s(const LinkCosts *costs, bool shared, double members, double owners, double bytes);
+double cost_coded_sum_s(const LinkCosts *costs, bool last, double members, double owners, double bytes);
+
+/* Whether the costs are those with a compressor. */
+bool cost_coded(const LinkCosts *costs);
 
 #endif

@@ -27,17 +27,18 @@ static_assert(sizeof(int) == sizeof(float), "members lie in scratch");
 
 enum { COLUMNS_ALL = 0, COLUMNS_ONE = 1 };
 
-static Shape shape_of(Topology topology, const Codec *codec, int columns_max) {
+/* coded: with a codec; every_hop: inside nodes too. */
+static Shape shape_of(Topology topology, bool coded, bool every_hop, int columns_max) {
     int columns = columns_max == COLUMNS_ONE ? 1 : topology.smallest;
     Shape shape = {.stages = 0};
     if (topology.largest > 1) {
         shape.members[shape.stages] = topology.largest;
-        shape.coded[shape.stages] = codec && codec->every_hop;
+        shape.coded[shape.stages] = coded && every_hop;
         shape.owners[shape.stages++] = columns;
     }
     if (topology.nodes > 1) {
         shape.members[shape.stages] = topology.nodes;
-        shape.coded[shape.stages] = codec;
+        shape.coded[shape.stages] = coded;
         shape.owners[shape.stages++] = topology.nodes;
     }
     return shape;
@@ -56,25 +57,27 @@ static Group local_group(const Group *world, int *members) {
 static Group column_group(const Group *world, int *members) {
     Group group = {world->transport, members, 0, -1};
     int place = place_in_node(world, world->self);
-    for (int first = 0; first < world->size; first++)
-        for (int i = first; place_in_node(world, first) == 0 && i < world->size; i++)
-            if (same_node(world, first, i) && place_in_node(world, i) == place) {
-                group.self = i == world->self ? group.size : group.self;
-                members[group.size++] = world->members[i];
-            }
+    for (int first = 0; first < world->size; first++) {
+        int member = first_in_node(world, first) ? member_at_place(world, first, place) : -1;
+        if (member < 0)
+            continue;
+        group.self = member == world->self ? group.size : group.self;
+        members[group.size++] = world->members[member];
+    }
     return group;
 }
 
 static int64_t scratch_elems(const Group *group, int64_t elems, const Codec *codec, int columns_max) {
-    Shape shape = shape_of(topology_of(group), codec, columns_max);
+    Shape shape = shape_of(topology_of(group), codec, codec && codec->every_hop, columns_max);
     return pipeline_scratch_elems(&shape, elems, codec) + 2 * group->size;
 }
 
 static Status run(const Group *world, const Payload *payload, PipelinePart part, int columns_max) {
     Topology topology = topology_of(world);
-    Shape shape = shape_of(topology, payload->codec, columns_max);
+    const Codec *codec = payload->codec;
+    Shape shape = shape_of(topology, codec, codec && codec->every_hop, columns_max);
     Stage stages[STAGES_MAX];
-    int *members = (int *)(payload->scratch + pipeline_scratch_elems(&shape, payload->elems, payload->codec));
+    int *members = (int *)(payload->scratch + pipeline_scratch_elems(&shape, payload->elems, codec));
     int count = 0;
     if (topology.largest > 1) {
         stages[count] = (Stage){local_group(world, members), shape.owners[count]};
@@ -90,31 +93,46 @@ static Status run(const Group *world, const Payload *payload, PipelinePart part,
     return pipeline_run(&shape, stages, payload, part);
 }
 
-/* Of the stage inside the largest node: scatter and gather of one owner's column. */
-static double inside_s(const LinkCosts *costs, double members, double column_bytes) {
-    double moved = (members - 1) * column_bytes;
-    return moved * costs->add_s_per_byte +
-           moved * (costs->copy_s_per_byte > 0 ? costs->copy_s_per_byte : 2 * costs->s_per_byte[0]);
+/* Seconds of one stage: of its owners' work, of messages inside a node, and of a NIC. */
+typedef struct StageCosts {
+    double work_s, inside_s, nic_s;
+} StageCosts;
+
+/* Of a stage that reduces `bytes`, `lanes` times side by side on each node. */
+static StageCosts stage_costs(const LinkCosts *costs, const Shape *shape, int stage, bool inside, double bytes,
+                              double lanes) {
+    const double members = shape->members[stage], owners = shape->owners[stage];
+    bool coded = shape->coded[stage], last = stage == shape->stages - 1;
+    bool shared = inside && !coded && costs->copy_s_per_byte > 0;
+    double moved = 2 * (members - 1) / owners * bytes * (coded ? costs->wire_ratio : 1);
+    StageCosts result = {.work_s = coded ? cost_coded_sum_s(costs, last, members, owners, bytes)
+                                         : cost_sum_s(costs, shared, members, owners, bytes)};
+    if (inside && !shared)
+        result.inside_s = moved * costs->s_per_byte[0];
+    else if (!inside)
+        result.nic_s = moved * lanes * costs->s_per_byte[1];
+    return result;
 }
 
 static double predict_s(const Group *group, int64_t elems, const LinkCosts *costs, int columns_max) {
     Topology topology = topology_of(group);
-    Shape shape = shape_of(topology, NULL, columns_max);
+    Shape shape = shape_of(topology, cost_coded(costs), costs->every_hop, columns_max);
     if (shape.stages == 0 || elems == 0)
         return 0;
-    const double S = (double)elems * sizeof(float), m = topology.nodes;
-    const double columns = topology.largest > 1 ? shape.owners[0] : 1;
-    double inside = 0, between = 0, latency_s = 0;
+    const double S = (double)elems * sizeof(float), columns = topology.largest > 1 ? shape.owners[0] : 1;
+    StageCosts inside = {0}, between = {0};
+    double latency_s = 0;
     if (topology.largest > 1) {
-        inside = inside_s(costs, topology.largest, S / columns);
+        inside = stage_costs(costs, &shape, 0, true, S, 1);
         latency_s += 2 * costs->latency_s[0];
     }
     if (topology.nodes > 1) {
-        between = 2 * (m - 1) / m * S * costs->s_per_byte[1] + (m - 1) / m * S / columns * costs->add_s_per_byte;
+        between = stage_costs(costs, &shape, shape.stages - 1, false, S / columns, columns);
         latency_s += 2 * costs->latency_s[1];
     }
-    double longer = inside > between ? inside : between, shorter = inside + between - longer;
-    return latency_s + longer + shorter / (double)pipeline_segments(&shape, elems);
+    double rank_s = inside.work_s + between.work_s;
+    double busy_s = inside.inside_s + cost_work_s(costs, rank_s, columns * rank_s);
+    return latency_s + cost_overlap_s(between.nic_s, busy_s, (double)pipeline_segments(&shape, elems));
 }
 
 static int64_t hierarchical_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
@@ -134,7 +152,7 @@ static Status hierarchical_all_gather(const Group *group, const Payload *payload
 }
 static int64_t hierarchical_owned(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices) {
     Topology topology = topology_of(group);
-    Shape shape = shape_of(topology, NULL, COLUMNS_ALL);
+    Shape shape = shape_of(topology, false, false, COLUMNS_ALL);
     int owner[STAGES_MAX], count = 0;
     if (topology.largest > 1)
         owner[count++] = place_in_node(group, member);

@@ -25,18 +25,33 @@ static int64_t reduce_scatter_scratch_elems(const Group *group, int64_t elems, c
     return pipeline_scratch_elems(&shape, elems, codec);
 }
 
+/* Messages of a step that leave a node, n (N-n), of the busiest one. */
+static double busiest_nic(const Group *group) {
+    double most = 0;
+    for (int i = 0; i < group->size; i++) {
+        double here = first_in_node(group, i) ? members_of_node(group, i) : 0, messages = here * (group->size - here);
+        most = messages > most ? messages : most;
+    }
+    return most;
+}
+
 static double reduce_scatter_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
     const double N = group->size, S = (double)elems * sizeof(float);
     Topology topology = topology_of(group);
-    double nic = 0, adds_s = (N - 1) / N * S * costs->add_s_per_byte;
-    if (topology.nodes == 1 && costs->copy_s_per_byte > 0)
-        return group->size > 1 ? 2 * costs->latency_s[0] + adds_s + (N - 1) / N * S * costs->copy_s_per_byte : 0;
-    for (int i = 0; i < group->size; i++) {
-        int here = members_of_node(group, i);
-        double bytes = here * (N - here) * S / N;
-        nic = bytes > nic ? bytes : nic;
-    }
-    return 2 * cost_step_s(costs, (topology.largest - 1) * S / N, nic) + adds_s;
+    bool coded = cost_coded(costs) && (costs->every_hop || topology.nodes > 1);
+    bool shared = !coded && topology.nodes == 1 && costs->copy_s_per_byte > 0;
+    Shape shape = {.stages = 1, .members = {group->size}, .owners = {group->size}};
+    if (group->size == 1 || elems == 0)
+        return 0;
+    double rank_s = coded ? cost_coded_sum_s(costs, true, N, N, S) : cost_sum_s(costs, shared, N, N, S);
+    double work_s = cost_work_s(costs, rank_s, topology.largest * rank_s);
+    double latency_s = 2 * costs->latency_s[topology.nodes > 1];
+    if (shared)
+        return latency_s + work_s;
+    double part = S / N * (coded ? costs->wire_ratio : 1);
+    double steps_s = 2 * cost_step_s(costs, (topology.largest - 1) * part, busiest_nic(group) * part);
+    double pieces = topology.nodes > 1 ? (double)pipeline_segments(&shape, elems) : 1;
+    return latency_s + cost_overlap_s(steps_s - latency_s, work_s, pieces);
 }
 
 static Status run(const Group *group, const Payload *payload, PipelinePart part) {

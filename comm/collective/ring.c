@@ -17,6 +17,7 @@
  * What unit u sends is what unit u - K left; window <= K, so it is there. */
 #include "comm/collective/collective.h"
 #include "comm/collective/cost.h"
+#include "comm/collective/topology.h"
 #include "comm/collective/vector.h"
 
 enum {
@@ -131,7 +132,13 @@ static int64_t ring_scratch_elems(const Group *group, int64_t elems, const Codec
 
 static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
     const double chunk = (double)elems * sizeof(float) / group->size, steps = group->size - 1;
-    return steps > 0 ? steps * (2 * cost_shift_s(group, costs, next_of, 0, chunk) + chunk * costs->add_s_per_byte) : 0;
+    Topology topology = topology_of(group);
+    if (group->size == 1 || elems == 0)
+        return 0;
+    double shifts_s = steps * cost_shift_s(group, costs, next_of, 0, chunk), add_s = chunk * costs->add_s_per_byte;
+    double adds_s = steps * cost_work_s(costs, add_s, topology.largest * add_s);
+    double pieces = topology.nodes > 1 ? steps * (double)segments_of(longest_chunk(group->size, elems)) : 1;
+    return shifts_s + cost_overlap_s(shifts_s, adds_s, pieces);
 }
 
 static Status ring_allreduce(const Group *group, const Payload *payload) {

@@ -10,11 +10,15 @@ typedef struct Topology {
     int smallest, largest; /* members of a node */
 } Topology;
 
-Topology topology_of(const Group *group); /* O(size^2) */
-
-bool same_node(const Group *group, int member, int other);
-int place_in_node(const Group *group, int member); /* members of its node that stand before it */
-int members_of_node(const Group *group, int member);
+/* O(size * nodes) where the members of a node stand side by side. */
+Topology topology_of(const Group *group);
 int node_index(const Group *group, int member); /* of its node */
+
+/* O(size) */
+bool same_node(const Group *group, int member, int other);
+bool first_in_node(const Group *group, int member);
+int place_in_node(const Group *group, int member); /* members of its node that stand before it */
+int member_at_place(const Group *group, int first, int place); /* in the node whose first member is `first`, or -1 */
+int members_of_node(const Group *group, int member);
 
 #endif

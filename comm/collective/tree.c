@@ -14,6 +14,7 @@
 #include "comm/collective/collective.h"
 #include "comm/collective/cost.h"
 #include "comm/collective/exchange.h"
+#include "comm/collective/topology.h"
 #include "comm/collective/vector.h"
 
 enum { SMALL_ELEMS = 16 << 10, STEPS_MAX = 31 };
@@ -179,15 +180,15 @@ static int unfold_peer(const Group *group, int member, int step) {
 }
 
 static double tree_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
-    double bytes = (double)elems * sizeof(float), time_s = 0;
+    double bytes = (double)elems * sizeof(float), time_s = 0, largest = topology_of(group).largest;
     if (group->size > places_of(group->size))
         time_s = cost_shift_s(group, costs, fold_peer, 0, bytes) + cost_shift_s(group, costs, unfold_peer, 0, bytes) +
                  bytes * costs->add_s_per_byte;
     for (int step = 0; step < steps_of(group->size); step++) {
         if (elems > SMALL_ELEMS)
             bytes /= 2;
-        double step_s = cost_shift_s(group, costs, partner_of, step, bytes);
-        time_s += (elems > SMALL_ELEMS ? 2 : 1) * step_s + bytes * costs->add_s_per_byte;
+        double step_s = cost_shift_s(group, costs, partner_of, step, bytes), add_s = bytes * costs->add_s_per_byte;
+        time_s += (elems > SMALL_ELEMS ? 2 : 1) * step_s + cost_work_s(costs, add_s, largest * add_s);
     }
     return time_s;
 }
