@@ -132,6 +132,12 @@ demo: deps ## train a small GPT on two ranks for two minutes and show what it wr
 	@$(MAKE) --no-print-directory data/prose_bytes_train_000000.bin
 	@$(if $(filter 0,$(MPI)),./$(TRAIN) configs/demo.cfg loop.ranks=2,$(MPIRUN) -n 2 ./$(TRAIN) configs/demo.cfg)
 
+# ---- measurements ----
+.PHONY: speedup
+speedup: deps ## the speed-up of every idea on an emulated cluster of 2 x 4 ranks: table and plot in out/speedup, 8 minutes
+	@$(MAKE) --no-print-directory BUILD=build TRAIN=train all
+	@bench/speedup
+
 .PHONY: clean help
 clean: ## remove what was built
 	rm -rf $(BUILD) $(TRAIN)

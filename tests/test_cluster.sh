@@ -70,6 +70,12 @@ refuse 'found 2$' --nodes 3 --ranks-per-node 1,2 -- true
 refuse '--rate: expected' --rate 1gigabyte -- true
 refuse '--down: expected' --down 2:1:1 -- true
 "$PWD/bench/cluster" --help | grep -q -- '--ranks-per-node' || fail "--help"
+for options in '--steps 2' '--repeats 0' '--nodes two' '--fast 1' '--hostfile'; do
+    # shellcheck disable=SC2086
+    bench/speedup $options >"$work/out" 2>"$work/err"
+    [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q '^speedup: ' "$work/err" || fail "speedup $options: $(cat "$work/err")"
+done
+bench/speedup --help | grep -q -- '--hostfile FILE' || fail "speedup --help"
 
 echo "- killed"
 for signal in TERM KILL; do
