@@ -105,7 +105,7 @@ lint: ## check who includes whom
 # ---- data and demo ----
 PACKAGES := gcc make pkg-config libopenblas-dev libhwloc-dev libinih-dev libcjson-dev libpcre2-dev zlib1g-dev \
             libcmocka-dev $(if $(filter 0,$(MPI)),,libopenmpi-dev openmpi-bin)
-.PHONY: deps data demo
+.PHONY: deps data demo accuracy
 deps: ## install what is missing, by apt-get as root or with sudo
 	@missing=$$(for p in $(PACKAGES); do \
 	    [ "$$(dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null)" = installed ] || echo $$p; done); \
@@ -131,6 +131,10 @@ demo: deps ## train a small GPT on two ranks for two minutes and show what it wr
 	@$(MAKE) --no-print-directory all
 	@$(MAKE) --no-print-directory data/prose_bytes_train_000000.bin
 	@$(if $(filter 0,$(MPI)),./$(TRAIN) configs/demo.cfg loop.ranks=2,$(MPIRUN) -n 2 ./$(TRAIN) configs/demo.cfg)
+accuracy: deps ## what each compressor costs in loss: a table and a plot in out/accuracy (under two hours, resumable)
+	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory data/prose_bytes_train_000000.bin
+	@TRAIN=$(TRAIN) bench/accuracy $(if $(CI),--short)
 
 # ---- measurements ----
 .PHONY: speedup
