@@ -64,7 +64,7 @@ ranks_of() {
 }
 
 steps_under_way() { [ "$(cat "$work/out/log.jsonl" 2>/dev/null | wc -l)" -ge 2 ]; }
-alive() { [ -d "/proc/$1" ] && ! grep -q '^State:.*[ZX]' "/proc/$1/status" 2>/dev/null; }
+alive() { grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null; } # not a zombie
 
 # start NAME ARGS...: four ranks, returns somewhere in a later step; sets launcher and processes
 start() {
