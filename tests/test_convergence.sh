@@ -3,7 +3,8 @@
 # f32's. Sequences of 64 instead of 128 and batches of 2, for time.
 #
 # bf16, int8 and int4 compress from the first step. Top-k begins after the learning-rate warm-up: what it leaves behind
-# comes some 1 / density steps late, so the steep gradients of the first steps would arrive when the model is another one.
+# comes some 1 / density steps late, so the steep gradients of the first steps would arrive when the model is another
+# one. From the first step on, top-k 10 % ends 9 to 22 % above f32, by seed.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train}
@@ -24,7 +25,8 @@ train() {
         { fail "$name: exit $?"; tail -5 "$work/$name.log"; }
     grep -o '"loss":[^,]*' "$work/$name/log.jsonl" | cut -d: -f2 | tail -20 |
         awk '{ sum += $1 } END { if (NR == 20) printf "%.6f\n", sum / NR; else print "nan" }' >"$work/$name.loss"
-    grep -o '"skipped":[0-9]*' "$work/$name/log.jsonl" | tail -1 | grep -qx '"skipped":0' || fail "$name: skipped steps"
+    grep -o '"skipped":[0-9]*' "$work/$name/log.jsonl" | tail -1 | grep -qx '"skipped":0' ||
+        fail "$name: skipped steps"
 }
 loss() { cat "$work/$1.loss"; }
 
@@ -32,13 +34,15 @@ loss() { cat "$work/$1.loss"; }
 within() {
     awk -v name="$1" -v a="$(loss "$1")" -v b="$(loss "$2")" -v bar="$3" 'BEGIN {
         d = 100 * (a / b - 1); ok = a > 0 && d <= bar && d >= -bar
-        printf "  %-8s %s, f32 %s: %+.3f %% (bar %s)\n", name, a, b, d, bar; exit !ok }' || fail "$1 is off by more than $3 %"
+        printf "  %-8s %s, f32 %s: %+.3f %% (bar %s)\n", name, a, b, d, bar; exit !ok }' ||
+        fail "$1 is off by more than $3 %"
 }
 
 # worse NAME REFERENCE PERCENT: by at least so much
 worse() {
     awk -v name="$1" -v a="$(loss "$1")" -v b="$(loss "$2")" -v bar="$3" 'BEGIN {
-        d = 100 * (a / b - 1); printf "  %s %s, %s: %+.3f %% (at least %s)\n", name, a, b, d, bar; exit !(b > 0 && d >= bar) }' ||
+        d = 100 * (a / b - 1); ok = b > 0 && d >= bar
+        printf "  %s %s, %s: %+.3f %% (at least %s)\n", name, a, b, d, bar; exit !ok }' ||
         fail "$1 is not visibly worse than $2"
 }
 
@@ -54,9 +58,9 @@ within int8 f32 0.2
 within int4 f32 1
 within topk10 f32 5
 
-# A value that top-k 1 % leaves behind comes some 100 steps later, all at once, and Adam's momentum stretches it over ten
-# more: in only 100 compressed steps error feedback loses more by that than it gains (2.503 against 2.481 without). It wins
-# within them without momentum, and with it in a longer run.
+# A value that top-k 1 % leaves behind comes some 100 steps later, all at once, and Adam's momentum stretches it over
+# ten more: in only 100 compressed steps error feedback loses more by that than it gains (2.503 against 2.481 without).
+# It wins within them without momentum, and with it in a longer run.
 echo "- top-k 1 % is worse without error feedback"
 topk1="comm.compress=topk comm.topk_density=0.01 comm.warmup_steps=100"
 long="train.steps=1000 model.layers=2 model.channels=64"
