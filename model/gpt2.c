@@ -28,14 +28,16 @@ static OpsLimits limits_of(const Gpt2Config *config, const Gpt2Options *options)
 }
 
 static void carve_activations(Gpt2 *model, Arena *arena, size_t rows, size_t C) {
+    const Ops *ops = model->ops;
     int L = model->config.layers;
     bool keep_stream = model->options.train, keep_acts = keep_stream && !model->options.recompute;
     for (int layer = 0; layer < L; layer++)
-        model->acts[layer] = layer == 0 || keep_acts ? gpt2_layer_acts(arena, &model->config, rows) : model->acts[0];
+        model->acts[layer] =
+            layer == 0 || keep_acts ? gpt2_layer_acts(arena, &model->config, ops, rows) : model->acts[0];
     for (int layer = 0; layer <= L; layer++)
         model->stream[layer] =
-            layer == 0 || keep_stream ? arena_take(arena, rows * C, sizeof(float)) : model->stream[0];
-    model->lnf = arena_take(arena, rows * C, sizeof(float));
+            layer == 0 || keep_stream ? arena_take(arena, rows * C, ops->act_bytes) : model->stream[0];
+    model->lnf = arena_take(arena, rows * C, ops->act_bytes);
     model->meanf = arena_take(arena, rows, sizeof(float));
     model->rstdf = arena_take(arena, rows, sizeof(float));
 }
@@ -43,17 +45,18 @@ static void carve_activations(Gpt2 *model, Arena *arena, size_t rows, size_t C) 
 /* Everything that the model owns on its device: sizes it when arena->base is NULL, else hands it out. */
 static void carve(Gpt2 *model, Arena *arena) {
     size_t rows = (size_t)model->options.max_B * (size_t)model->options.max_T, C = (size_t)model->config.channels;
+    size_t act_bytes = model->ops->act_bytes;
     model->tokens = arena_take(arena, rows, sizeof(int));
     model->targets = arena_take(arena, rows, sizeof(int));
     carve_activations(model, arena, rows, C);
     model->losses = arena_take(arena, rows, sizeof(float));
     model->head_rows = head_rows_of(&model->config, rows);
-    model->logits = arena_take(arena, (size_t)model->head_rows * (size_t)model->config.vocab_padded, sizeof(float));
+    model->logits = arena_take(arena, (size_t)model->head_rows * (size_t)model->config.vocab_padded, act_bytes);
     if (model->options.train) {
         model->slots = arena_take(arena, rows, sizeof(int));
-        model->dstream = arena_take(arena, rows * C, sizeof(float));
-        model->dnarrow = arena_take(arena, rows * C, sizeof(float));
-        model->dwide = arena_take(arena, rows * 4 * C, sizeof(float));
+        model->dstream = arena_take(arena, rows * C, act_bytes);
+        model->dnarrow = arena_take(arena, rows * C, act_bytes);
+        model->dwide = arena_take(arena, rows * 4 * C, act_bytes);
     }
     model->context.scratch = arena_take(arena, model->context.scratch_bytes, 1);
 }
@@ -155,7 +158,7 @@ static void ask(Gpt2 *model, int gradient) {
         model->need(model->need_user, gradient);
 }
 
-void gpt2_model_layer(Gpt2 *model, int layer, float *out, bool again) {
+void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again) {
     LayerRun run = {.ops = model->ops,
                     .context = &model->context,
                     .params = model->params,
@@ -198,7 +201,7 @@ double gpt2_loss(Gpt2 *model, const int *targets) {
     for (int first = 0; first < rows; first += model->head_rows) {
         int count = rows - first < model->head_rows ? rows - first : model->head_rows;
         model->ops->head_loss(&model->context, model->losses + first, model->logits,
-                              model->lnf + (size_t)first * (size_t)C, model->params + model->wte,
+                              act_at(model->ops, model->lnf, (size_t)first * (size_t)C), model->params + model->wte,
                               model->targets + first, count, C, model->config.vocab, model->config.vocab_padded);
     }
     return model->ops->mean(&model->context, model->losses, rows);
@@ -209,9 +212,9 @@ void gpt2_logits(Gpt2 *model, int first, int count, float *logits) {
     size_t C = (size_t)model->config.channels, V = (size_t)model->config.vocab;
     for (int done = 0; done < count; done += model->head_rows) {
         int rows = count - done < model->head_rows ? count - done : model->head_rows;
-        model->ops->linear_forward(&model->context, model->logits, NULL, model->lnf + (size_t)(first + done) * C,
-                                   model->params + model->wte, NULL, NULL, rows, (int)C, (int)V);
-        model->ops->download(&model->context, logits + (size_t)done * V, model->logits,
-                             (size_t)rows * V * sizeof(float));
+        const Act *x = act_at(model->ops, model->lnf, (size_t)(first + done) * C);
+        model->ops->linear_forward(&model->context, model->logits, NULL, x, model->params + model->wte, NULL, NULL,
+                                   rows, (int)C, (int)V);
+        model->ops->read(&model->context, logits + (size_t)done * V, model->logits, (size_t)rows * V);
     }
 }

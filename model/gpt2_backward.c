@@ -26,7 +26,7 @@ static void announce(const Pass *pass, int gradient) {
 }
 
 /* dx from dy through a linear layer whose tensors are at `w` and `b`, C_in wide in and C_out wide out. */
-static void linear(Pass *pass, float *dx, const float *gelu, const float *dy, const float *x, int64_t w, int64_t b,
+static void linear(Pass *pass, Act *dx, const Act *gelu, const Act *dy, const Act *x, int64_t w, int64_t b,
                    int C_in, int C_out) {
     Gpt2 *model = pass->model;
     LinearGrads grads = {.dx = dx,
@@ -37,7 +37,7 @@ static void linear(Pass *pass, float *dx, const float *gelu, const float *dy, co
     pass->ops->linear_backward(pass->context, &grads, dy, x, model->params + w, pass->rows, C_in, C_out);
 }
 
-static void layernorm(Pass *pass, const float *dy, const float *x, const float *mean, const float *rstd, int64_t w,
+static void layernorm(Pass *pass, const Act *dy, const Act *x, const float *mean, const float *rstd, int64_t w,
                       int64_t b, bool residual) {
     Gpt2 *model = pass->model;
     pass->ops->layernorm_backward(pass->context, model->dstream, model->grads + w, model->grads + b, dy, x, mean, rstd,
@@ -50,8 +50,8 @@ static void backward_head(Pass *pass, float scale) {
     for (int first = 0; first < pass->rows; first += model->head_rows) {
         int count = pass->rows - first < model->head_rows ? pass->rows - first : model->head_rows;
         size_t at = (size_t)first * (size_t)pass->C;
-        pass->ops->head_backward(pass->context, model->losses + first, model->logits, model->dnarrow + at,
-                                 model->grads + model->wte, model->lnf + at, model->params + model->wte,
+        pass->ops->head_backward(pass->context, model->losses + first, model->logits, act_at(pass->ops, model->dnarrow, at),
+                                 model->grads + model->wte, act_at(pass->ops, model->lnf, at), model->params + model->wte,
                                  model->targets + first, count, pass->C, model->config.vocab,
                                  model->config.vocab_padded, scale, pass->accumulate || first > 0);
     }
@@ -67,7 +67,7 @@ static void backward_layer(Pass *pass, int layer) {
     const LayerOffsets *at = &model->offsets[layer];
     const LayerGradients *gradients = &at->gradients;
     const LayerActs *acts = &model->acts[layer];
-    float *dstream = model->dstream, *dnarrow = model->dnarrow, *dwide = model->dwide;
+    Act *dstream = model->dstream, *dnarrow = model->dnarrow, *dwide = model->dwide;
     int C = pass->C;
     pass->context->layer = layer;
 

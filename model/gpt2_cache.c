@@ -14,22 +14,22 @@ struct Gpt2Cache {
     int64_t wte, wpe, lnfw, lnfb;
     LayerOffsets *offsets; /* [L] */
     void *block;           /* all that follows lies in it */
-    float *keys_values;    /* [L][maxT][2C] */
+    Act *keys_values;      /* [L][maxT][2C] */
     int *tokens;           /* [maxT] */
-    float *stream;         /* [maxT][C] */
+    Act *stream;           /* [maxT][C] */
     LayerActs acts;
-    float *logits;      /* [V] on the device */
+    Act *logits;        /* [V] on the device */
     float *host_logits; /* [V], what the caller sees */
     int length;
 };
 
 static void carve(Gpt2Cache *cache, Arena *arena) {
-    size_t maxT = (size_t)cache->config.context, C = (size_t)cache->config.channels;
-    cache->keys_values = arena_take(arena, (size_t)cache->config.layers * maxT * 2 * C, sizeof(float));
+    size_t maxT = (size_t)cache->config.context, C = (size_t)cache->config.channels, act_bytes = cache->ops->act_bytes;
+    cache->keys_values = arena_take(arena, (size_t)cache->config.layers * maxT * 2 * C, act_bytes);
     cache->tokens = arena_take(arena, maxT, sizeof(int));
-    cache->stream = arena_take(arena, maxT * C, sizeof(float));
-    cache->acts = gpt2_layer_acts(arena, &cache->config, maxT);
-    cache->logits = arena_take(arena, (size_t)cache->config.vocab, sizeof(float));
+    cache->stream = arena_take(arena, maxT * C, act_bytes);
+    cache->acts = gpt2_layer_acts(arena, &cache->config, cache->ops, maxT);
+    cache->logits = arena_take(arena, (size_t)cache->config.vocab, act_bytes);
     cache->context.scratch = arena_take(arena, cache->context.scratch_bytes, 1);
 }
 
@@ -104,7 +104,7 @@ static void forward(Gpt2Cache *cache, int count) {
                         .T = count,
                         .C = (int)C,
                         .NH = cache->config.heads,
-                        .cache = cache->keys_values + (size_t)layer * maxT * 2 * C,
+                        .cache = act_at(cache->ops, cache->keys_values, (size_t)layer * maxT * 2 * C),
                         .first = cache->length};
         gpt2_layer_forward(&run, &cache->offsets[layer], &cache->acts, cache->stream, cache->stream);
     }
@@ -117,11 +117,11 @@ const float *gpt2_cache_append(Gpt2Cache *cache, const int *tokens, int count) {
     ops->upload(&cache->context, cache->tokens, tokens, (size_t)count * sizeof *tokens);
     forward(cache, count);
     cache->length += count;
-    const float *last = cache->stream + (size_t)(count - 1) * (size_t)C;
+    const Act *last = act_at(ops, cache->stream, (size_t)(count - 1) * (size_t)C);
     ops->layernorm_forward(&cache->context, cache->acts.ln1, cache->acts.mean1, cache->acts.rstd1, last,
                            cache->params + cache->lnfw, cache->params + cache->lnfb, 1, C);
     ops->linear_forward(&cache->context, cache->logits, NULL, cache->acts.ln1, cache->params + cache->wte, NULL, NULL,
                         1, C, V);
-    ops->download(&cache->context, cache->host_logits, cache->logits, (size_t)V * sizeof(float));
+    ops->read(&cache->context, cache->host_logits, cache->logits, (size_t)V);
     return cache->host_logits;
 }

@@ -42,21 +42,21 @@ LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer) {
     };
 }
 
-LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, size_t rows) {
+LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, const Ops *ops, size_t rows) {
     size_t C = (size_t)config->channels;
     LayerActs acts;
-    acts.ln1 = arena_take(arena, rows * C, sizeof(float));
+    acts.ln1 = arena_take(arena, rows * C, ops->act_bytes);
     acts.mean1 = arena_take(arena, rows, sizeof(float));
     acts.rstd1 = arena_take(arena, rows, sizeof(float));
-    acts.qkv = arena_take(arena, rows * 3 * C, sizeof(float));
-    acts.att = arena_take(arena, rows * C, sizeof(float));
+    acts.qkv = arena_take(arena, rows * 3 * C, ops->act_bytes);
+    acts.att = arena_take(arena, rows * C, ops->act_bytes);
     acts.lse = arena_take(arena, rows * (size_t)config->heads, sizeof(float));
-    acts.mid = arena_take(arena, rows * C, sizeof(float));
-    acts.ln2 = arena_take(arena, rows * C, sizeof(float));
+    acts.mid = arena_take(arena, rows * C, ops->act_bytes);
+    acts.ln2 = arena_take(arena, rows * C, ops->act_bytes);
     acts.mean2 = arena_take(arena, rows, sizeof(float));
     acts.rstd2 = arena_take(arena, rows, sizeof(float));
-    acts.fc = arena_take(arena, rows * 4 * C, sizeof(float));
-    acts.act = arena_take(arena, rows * 4 * C, sizeof(float));
+    acts.fc = arena_take(arena, rows * 4 * C, ops->act_bytes);
+    acts.act = arena_take(arena, rows * 4 * C, ops->act_bytes);
     return acts;
 }
 
@@ -72,8 +72,7 @@ static void ask(const LayerRun *run, int gradient) {
         run->need(run->user, gradient);
 }
 
-void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const LayerActs *acts, const float *in,
-                        float *out) {
+void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const LayerActs *acts, const Act *in, Act *out) {
     const Ops *ops = run->ops;
     OpsContext *context = run->context;
     const LayerGradients *gradients = &at->gradients;

@@ -29,16 +29,18 @@ LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer);
 
 /* What a layer's forward leaves for its backward; `rows` positions. */
 typedef struct LayerActs {
-    float *ln1, *mean1, *rstd1; /* [rows][C], [rows], [rows] */
-    float *qkv;                 /* [rows][3C] */
-    float *att;                 /* [rows][C] attention's output, heads side by side */
-    float *lse;                 /* [B][NH][T] */
-    float *mid;                 /* [rows][C] residual stream between attention and MLP */
-    float *ln2, *mean2, *rstd2;
-    float *fc, *act; /* [rows][4C] before and after GELU */
+    Act *ln1;               /* [rows][C] */
+    float *mean1, *rstd1;   /* [rows] */
+    Act *qkv;               /* [rows][3C] */
+    Act *att;               /* [rows][C] attention's output, heads side by side */
+    float *lse;             /* [B][NH][T] */
+    Act *mid;               /* [rows][C] residual stream between attention and MLP */
+    Act *ln2;               /* [rows][C] */
+    float *mean2, *rstd2;   /* [rows] */
+    Act *fc, *act;          /* [rows][4C] before and after GELU */
 } LayerActs;
 
-LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, size_t rows);
+LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, const Ops *ops, size_t rows);
 
 /* How a layer is run. */
 typedef struct LayerRun {
@@ -46,14 +48,13 @@ typedef struct LayerRun {
     OpsContext *context;
     const float *params;
     int B, T, C, NH;
-    float *cache; /* NULL: plain causal attention. Else keys and values of this layer, [maxT][2C], and B = 1 */
+    Act *cache;   /* NULL: plain causal attention. Else keys and values of this layer, [maxT][2C], and B = 1 */
     int first;    /* with cache: position of the first of the T tokens */
     NeedFn *need; /* called before parameters are read; NULL: nobody is asked */
     void *user;
 } LayerRun;
 
 /* out [B*T][C] = the block's output for in [B*T][C]; fills acts. out and in may be the same. */
-void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const LayerActs *acts, const float *in,
-                        float *out);
+void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const LayerActs *acts, const Act *in, Act *out);
 
 #endif

@@ -31,14 +31,15 @@ struct Gpt2 {
     int *tokens, *targets;     /* [rows] */
     int *slots;                /* [rows], of the tokens; only when training */
     LayerActs *acts;           /* [L], all the same when only one layer's are kept */
-    float **stream;            /* [L+1]: residual stream before each layer and after the last, [rows][C]; one and the
+    Act **stream;              /* [L+1]: residual stream before each layer and after the last, [rows][C]; one and the
                                 * same when not training */
-    float *lnf, *meanf, *rstdf; /* final LayerNorm */
+    Act *lnf;                   /* [rows][C]: final LayerNorm */
+    float *meanf, *rstdf;       /* [rows] */
     float *losses;             /* [rows] */
-    float *logits;             /* [head_rows][Vp] */
+    Act *logits;               /* [head_rows][Vp] */
     int head_rows;             /* positions per chunk of the head */
-    float *dstream, *dnarrow;  /* [rows][C]: gradient of the residual stream; of a LayerNorm's output or attention's */
-    float *dwide;              /* [rows][4C]: gradient of fc or qkv */
+    Act *dstream, *dnarrow;  /* [rows][C]: gradient of the residual stream; of a LayerNorm's output or attention's */
+    Act *dwide;              /* [rows][4C]: gradient of fc or qkv */
 
     /* set by gpt2_on_need */
     NeedFn *need; /* may be NULL */
@@ -54,6 +55,6 @@ struct Gpt2 {
 
 /* Runs layer `layer`'s forward from model->stream[layer] into `out`: for the first time, and its parameters are asked
  * for, or again. */
-void gpt2_model_layer(Gpt2 *model, int layer, float *out, bool again);
+void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again);
 
 #endif

@@ -1,8 +1,12 @@
 /* What the model computes, one const table per device. gpt2.c says what happens in which order, a device says how.
  *
- * Every array is f32, row-major and dense, in the device's memory; `tokens` and `targets` are i32 in the device's
- * memory too. rows = B*T positions (or a chunk of them). Weights are [out][in], as in model/gpt2.h.
+ * Arrays are row-major and dense, in the device's memory: f32, and i32 `tokens` and `targets`. Activations, and the
+ * gradients that flow back through them, are Act: f32 on most devices, bf16 where the table says so; only operations
+ * look into those, everybody else finds places by act_at. rows = B*T positions (or a chunk of them). Weights are
+ * [out][in], as in model/gpt2.h.
  *
+ *   Time    a device may take operations on and compute them later, in their order. What `read`, `download` and `mean`
+ *           bring to the host is computed when they return.
  *   Bits    an operation's result depends on its inputs, its shapes and context->threads, never on timing: partial sums
  *           are taken over fixed parts and added in a fixed order, there are no atomics on floats.
  *   Memory  nothing is allocated by an operation; what it needs beyond its arguments lies in context->scratch.
@@ -14,6 +18,9 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+
+/* An element of an activation array: f32, or, where ops->act_bytes is 2, the first half of one that holds two bf16. */
+typedef float Act;
 
 /* The largest shapes that the operations of one context will see. */
 typedef struct OpsLimits {
@@ -35,15 +42,16 @@ typedef struct OpsContext {
 
 /* What a linear layer's backward needs to know of the layer's input. */
 typedef struct LinearGrads {
-    float *dx;         /* [rows][C], overwritten; not NULL */
+    Act *dx;           /* [rows][C], overwritten; not NULL */
     float *dw;         /* [OC][C] */
     float *db;         /* [OC], or NULL */
-    const float *gelu; /* [rows][C] or NULL. Not NULL: x is GELU of this, and dx is the gradient with respect to this */
+    const Act *gelu;   /* [rows][C] or NULL. Not NULL: x is GELU of this, and dx is the gradient with respect to this */
     bool accumulate;   /* dw and db are added to; false: overwritten */
 } LinearGrads;
 
 typedef struct Ops {
     const char *name;
+    size_t act_bytes; /* of an Act's value: 4, f32, or 2, bf16 */
     void *state; /* what the device knows of the rank that uses this table, borrowed; NULL where there is nothing */
 
     /* OK, or FAULT with a line that says why the device cannot be used here. */
@@ -56,58 +64,65 @@ typedef struct Ops {
     void (*upload)(OpsContext *context, void *device, const void *host, size_t bytes);
     void (*download)(OpsContext *context, void *host, const void *device, size_t bytes);
 
+    /* Activations, as f32 on the host. */
+    void (*read)(OpsContext *context, float *host, const Act *device, size_t elems);
+
     /* Zeros. */
     void (*clear)(OpsContext *context, void *device, size_t bytes);
 
     /* x[b][t] = wte[tokens[b][t]] + wpe[t].   x [B*T][C], wpe [>= T][C] */
-    void (*embedding_forward)(OpsContext *context, float *x, const int *tokens, const float *wte, const float *wpe,
+    void (*embedding_forward)(OpsContext *context, Act *x, const int *tokens, const float *wte, const float *wpe,
                               int B, int T, int C);
     /* dwte[token] += dx for every position, in their order; dwpe [maxT][C] is overwritten (0 from row T on) or added
      * to. */
-    void (*embedding_backward)(OpsContext *context, float *dwte, float *dwpe, const float *dx, const int *tokens, int B,
+    void (*embedding_backward)(OpsContext *context, float *dwte, float *dwpe, const Act *dx, const int *tokens, int B,
                                int T, int C, int maxT, bool accumulate);
 
     /* y = (x - mean) * rstd * w + b over each row; mean and rstd [rows] are kept for backward. eps 1e-5. */
-    void (*layernorm_forward)(OpsContext *context, float *y, float *mean, float *rstd, const float *x, const float *w,
+    void (*layernorm_forward)(OpsContext *context, Act *y, float *mean, float *rstd, const Act *x, const float *w,
                               const float *b, int rows, int C);
     /* dx is added to (`residual`: it holds the gradient that came round the block) or overwritten; dw, db by
      * accumulate. */
-    void (*layernorm_backward)(OpsContext *context, float *dx, float *dw, float *db, const float *dy, const float *x,
+    void (*layernorm_backward)(OpsContext *context, Act *dx, float *dw, float *db, const Act *dy, const Act *x,
                                const float *mean, const float *rstd, const float *w, int rows, int C, bool residual,
                                bool accumulate);
 
     /* y = x w^T + b + residual; b [OC] and residual [rows][OC] may be NULL.
      * gelu [rows][OC], if not NULL, receives GELU(y) (tanh form).   x [rows][C], w [OC][C], y [rows][OC] */
-    void (*linear_forward)(OpsContext *context, float *y, float *gelu, const float *x, const float *w, const float *b,
-                           const float *residual, int rows, int C, int OC);
+    void (*linear_forward)(OpsContext *context, Act *y, Act *gelu, const Act *x, const float *w, const float *b,
+                           const Act *residual, int rows, int C, int OC);
     /* dx = dy w (times GELU' when grads->gelu), dw (+)= dy^T x, db (+)= column sums of dy.   dy [rows][OC] */
-    void (*linear_backward)(OpsContext *context, const LinearGrads *grads, const float *dy, const float *x,
+    void (*linear_backward)(OpsContext *context, const LinearGrads *grads, const Act *dy, const Act *x,
                             const float *w, int rows, int C, int OC);
 
     /* Causal self-attention of packed qkv [B][T][3C] (q, k, v side by side, heads side by side in each) into
      * y [B][T][C]; lse [B][NH][T] keeps log sum exp of each row's scaled scores for backward. */
-    void (*attention_forward)(OpsContext *context, float *y, float *lse, const float *qkv, int B, int T, int C, int NH);
+    void (*attention_forward)(OpsContext *context, Act *y, float *lse, const Act *qkv, int B, int T, int C, int NH);
     /* dqkv [B][T][3C], overwritten. */
-    void (*attention_backward)(OpsContext *context, float *dqkv, const float *dy, const float *y, const float *qkv,
+    void (*attention_backward)(OpsContext *context, Act *dqkv, const Act *dy, const Act *y, const Act *qkv,
                                const float *lse, int B, int T, int C, int NH);
     /* One sequence: stores k and v of the rows qkv [count][3C] as positions first..first+count-1 of cache [maxT][2C],
      * and attends from each of these rows to the positions up to its own. y [count][C] */
-    void (*attention_cached)(OpsContext *context, float *y, float *cache, const float *qkv, int first, int count, int C,
+    void (*attention_cached)(OpsContext *context, Act *y, Act *cache, const Act *qkv, int first, int count, int C,
                              int NH);
 
     /* losses[row] = -log softmax(x wte^T)[target] over the V real tokens; logits [rows][Vp] is scratch of the
      * caller. */
-    void (*head_loss)(OpsContext *context, float *losses, float *logits, const float *x, const float *wte,
+    void (*head_loss)(OpsContext *context, float *losses, Act *logits, const Act *x, const float *wte,
                       const int *targets, int rows, int C, int V, int Vp);
     /* The same, with the gradients of scale * sum(losses): dx [rows][C] is overwritten, dwte [Vp][C] overwritten or
      * added to; its padded rows get 0. */
-    void (*head_backward)(OpsContext *context, float *losses, float *logits, float *dx, float *dwte, const float *x,
+    void (*head_backward)(OpsContext *context, float *losses, Act *logits, Act *dx, float *dwte, const Act *x,
                           const float *wte, const int *targets, int rows, int C, int V, int Vp, float scale,
                           bool accumulate);
 
     /* Mean of values [count], summed in f64 in order. */
     double (*mean)(OpsContext *context, const float *values, int count);
 } Ops;
+
+static inline Act *act_at(const Ops *ops, const Act *activations, size_t elems) {
+    return (Act *)((char *)activations + elems * ops->act_bytes);
+}
 
 extern const Ops ops_cpu; /* BLAS and OpenMP; context->threads threads */
 /* Others: replay (model/ops_replay.h), which only takes time, and any device with a watch on it (model/ops_timed.h). */

@@ -38,6 +38,10 @@ static void copy(OpsContext *context, void *to, const void *from, size_t bytes) 
     memcpy(to, from, bytes);
 }
 
+static void read_acts(OpsContext *context, float *host, const Act *device, size_t elems) {
+    copy(context, host, device, elems * sizeof *host);
+}
+
 static void clear(OpsContext *context, void *device, size_t bytes) {
     enum { PIECE = 64 << 10 };
     size_t pieces = (bytes + PIECE - 1) / PIECE;
@@ -92,10 +96,12 @@ static double mean(OpsContext *context, const float *values, int count) {
 
 const Ops ops_cpu = {
     .name = "cpu",
+    .act_bytes = sizeof(float),
     .available = available,
     .prepare = prepare,
     .upload = copy,
     .download = copy,
+    .read = read_acts,
     .clear = clear,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,

@@ -203,6 +203,10 @@ static void download(OpsContext *context, void *to, const void *from, size_t byt
     memset(to, 0, bytes);
 }
 
+static void read_acts(OpsContext *context, float *host, const Act *device, size_t elems) {
+    download(context, host, device, elems * sizeof *host);
+}
+
 static void clear(OpsContext *context, void *device, size_t bytes) {
     (void)context;
     memset(device, 0, bytes);
@@ -291,10 +295,12 @@ static double mean(OpsContext *context, const float *values, int count) {
 
 static const Ops table = {
     .name = "replay",
+    .act_bytes = sizeof(float),
     .available = available,
     .prepare = prepare,
     .upload = upload,
     .download = download,
+    .read = read_acts,
     .clear = clear,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,

@@ -84,6 +84,11 @@ static void download(OpsContext *context, void *to, const void *from, size_t byt
     device(context)->download(&inner, to, from, bytes);
 }
 
+static void read_acts(OpsContext *context, float *host, const Act *acts, size_t elems) {
+    OpsContext inner = inside(context);
+    device(context)->read(&inner, host, acts, elems);
+}
+
 static void clear(OpsContext *context, void *to, size_t bytes) {
     OpsContext inner = inside(context);
     device(context)->clear(&inner, to, bytes);
@@ -104,11 +109,13 @@ void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *use
     *timed = (TimedOps){.inner = inner, .took = took, .user = user};
     timed->ops = (Ops){
         .name = inner->name,
+        .act_bytes = inner->act_bytes,
         .state = timed,
         .available = inner->available,
         .prepare = prepare,
         .upload = upload,
         .download = download,
+        .read = read_acts,
         .clear = clear,
         .embedding_forward = embedding_forward,
         .embedding_backward = embedding_backward,

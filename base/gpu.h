@@ -1,0 +1,56 @@
+/* An NVIDIA GPU, for code that includes no CUDA header. Only in builds with CUDA (HAVE_CUDA).
+ *
+ * One Gpu belongs to one rank. Its work stands in one stream, in the order of the calls; a second stream copies to and
+ * from the host beside it. Faults of the device stick: operations go on without meaning, and gpu_finish tells.
+ *
+ *     stream   | forward | backward layer 11 | backward layer 10 | ...            | update
+ *     copies             (after it)  | gradients of 11 to the host | of 10 | ...  | means back | (before it)      */
+#ifndef BASE_GPU_H
+#define BASE_GPU_H
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <stddef.h>
+
+typedef struct Gpu Gpu;
+
+/* How many GPUs this process may use. 0: *why says why in a few words (no driver, a driver too old for this build, none
+ * visible); it points to a constant. */
+int gpu_count(const char **why);
+
+/* The card local_rank modulo their number. FAULT with one line that says what to do: too old (below sm_80), in use
+ * exclusively, out of memory. */
+Status gpu_open(Gpu **gpu, int local_rank);
+void gpu_close(Gpu *gpu); /* waits for its work; accepts NULL */
+
+const char *gpu_name(const Gpu *gpu); /* "NVIDIA H200, sm_90, 139.8 GiB" */
+size_t gpu_memory_free_bytes(const Gpu *gpu);
+
+/* Zeroed memory of the device, 256-byte aligned. Its context is the Gpu. */
+const Allocator *gpu_memory(Gpu *gpu);
+
+/* Host memory that already exists, so that copies of it can go on by themselves; where that fails copies are only
+ * slower. */
+void gpu_pin(Gpu *gpu, void *host, size_t bytes);
+void gpu_unpin(Gpu *gpu, void *host);
+
+/* cudaStream_t of computing. */
+void *gpu_stream(const Gpu *gpu);
+
+/* On the copying stream, behind what is in the computing stream now. When the bytes are there, and if done is not NULL,
+ * done(user, argument) is called from a thread of the driver; it must not call gpu_* functions. */
+typedef void GpuDoneFn(void *user, int argument);
+void gpu_copy_out(Gpu *gpu, void *host, const void *device, size_t bytes, GpuDoneFn *done, void *user, int argument);
+
+/* On the copying stream, behind what is in the computing stream now; what is put in the computing stream later waits
+ * for it. host may not change before gpu_finish. */
+void gpu_copy_in(Gpu *gpu, void *device, const void *host, size_t bytes);
+
+/* Returns when both streams are empty. FAULT with one line on the first fault since gpu_open. */
+Status gpu_finish(Gpu *gpu);
+
+/* Notes a fault that code with CUDA headers saw, unless there is one: `what` was being done, `why` in words. */
+void gpu_fault(Gpu *gpu, const char *what, const char *why);
+
+#endif

@@ -1,0 +1,35 @@
+/* The operations of model/ops.h on an NVIDIA GPU: products by cuBLASLt, attention by cuDNN where it takes the shape and by
+ * our own kernels elsewhere, the rest by our own kernels. Only in builds with CUDA.
+ *
+ *   f32    activations f32, products in f32
+ *   tf32   the same, products on tensor cores with 10 bits of mantissa
+ *   bf16   activations bf16; weights as a bf16 copy of the f32 parameters; sums, statistics, losses and weight
+ *          gradients f32 */
+#ifndef MODEL_OPS_CUDA_H
+#define MODEL_OPS_CUDA_H
+
+#include "base/gpu.h"
+#include "model/ops.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef enum CudaDtype { CUDA_F32, CUDA_TF32, CUDA_BF16 } CudaDtype;
+
+typedef struct CudaOps CudaOps;
+
+/* params f32[elems] is the flat array whose tensors the operations will be given, borrowed, in the Gpu's memory; of other
+ * weights bf16 knows no copy. Allocates a workspace and, for bf16, the copy. */
+Status cuda_ops_create(CudaOps **ops, Gpu *gpu, CudaDtype dtype, const float *params, int64_t elems);
+void cuda_ops_destroy(CudaOps *ops); /* accepts NULL */
+
+/* The table, whose state is this CudaOps. */
+const Ops *cuda_ops(CudaOps *ops);
+
+/* bf16[elems], the weights as products see them, for whoever updates params; NULL unless dtype is bf16. */
+void *cuda_ops_weights(CudaOps *ops);
+
+/* Refreshes that copy from params, rounded to nearest. */
+void cuda_ops_round_weights(CudaOps *ops);
+
+#endif
