@@ -20,6 +20,7 @@
 #include "run/settings.h"
 #include "run/shard.h"
 #include "run/snapshot.h"
+#include "run/stage.h"
 #include "run/sync_table.h"
 #include "run/trace.h"
 #include "run/validate.h"
@@ -39,9 +40,10 @@ typedef struct Trainer {
     Tokenizer *tokenizer;                  /* may be NULL */
     Gpt2Config model_config;
     ParamTable table;
-    float *params, *grads; /* f32[table.elems] */
+    float *params, *grads; /* f32[table.elems], where comm sees them */
     int *inputs, *targets; /* i32[batch * seq_len], one micro-batch */
     Device device;
+    Stage stage; /* where the model sees them */
     Gpt2 *model;
     AdamW adamw;
     Sync *sync;
@@ -132,8 +134,9 @@ static Status allocate(Trainer *t) {
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || !t->grads || !t->inputs || !t->targets)
         return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
-    return gpt2_create(&t->model, &t->model_config, &t->table, t->params, t->grads, &options, t->device.ops,
-                       t->device.memory);
+    TRY(stage_create(&t->stage, &t->device, &t->table, t->params, t->grads));
+    return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
+                       t->device.ops, t->device.memory);
 }
 
 static Status synchronise(Trainer *t) {
@@ -144,9 +147,10 @@ static Status synchronise(Trainer *t) {
                             .vocab = t->model_config.vocab, .channels = t->model_config.channels,
                             .tokens = t->micro_steps * s->train.batch * s->train.seq_len};
     TRY(sync_create(&t->sync, t->comm, &s->comm, &setup));
-    gpt2_on_need(t->model, sync_need, t->sync);
+    TRY(stage_connect(&t->stage, t->sync, t->ranks, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
+    gpt2_on_need(t->model, stage_need, &t->stage);
     if (t->device.computes)
-        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), &host_memory));
+        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), t->device.memory));
     return shard_norm_create(&t->norm, t->comm, t->sync, &t->table);
 }
 
@@ -161,7 +165,14 @@ static Status resume(Trainer *t, int64_t newest) {
     Snapshot snapshot = snapshot_of(t);
     bool dropped = false;
     snapshot.step = newest;
-    TRY(resume_load(&(RunState){t->comm, t->sync, &t->adamw, &snapshot}, s->run.out, newest, &dropped));
+    AdamW moments;
+    Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
+    if (status == OK)
+        status = resume_load(&(RunState){t->comm, t->sync, &moments, &snapshot}, s->run.out, newest, &dropped);
+    if (status == OK)
+        status = stage_moments_in(&t->stage, &t->adamw, &moments);
+    stage_moments_free(&t->stage, &moments);
+    TRY(status);
     t->step = snapshot.step, t->position = snapshot.position, t->skipped = snapshot.skipped;
     if (dropped && t->rank == 0)
         log_warning(t->log, "%s has no residuals of error feedback for this many ranks: they start at zero",
@@ -183,8 +194,9 @@ static Status initialise(Trainer *t) {
         gpt2_init_random(&t->model_config, &t->table, (uint64_t)s->run.seed, t->params);
     TRY(comm_agree(t->comm, status));
     TRY(comm_broadcast(t->comm, &newest, sizeof newest, 0));
-    return newest >= 0 ? resume(t, newest)
-                       : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0);
+    TRY(newest >= 0 ? resume(t, newest)
+                    : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0));
+    return stage_params_in(&t->stage);
 }
 
 static Status open_log(Trainer *t) {
@@ -234,19 +246,20 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
         log->forward_ms += lap(t, "forward", mark_s);
         if (micro == 0) {
             TRY(sync_forward_end(t->sync));
-            SyncLookup lookup = sync_lookup(t->sync);
+            stage_forward_end(&t->stage);
+            SyncLookup lookup = stage_lookup(&t->stage);
             gpt2_set_lookup(t->model, lookup.rows, lookup.slots, lookup.slot_of_token);
         }
         if (last)
             sync_begin(t->sync);
         *loss += gpt2_backward(t->model, t->targets + micro * tokens, 1.0f / (float)t->micro_steps, micro > 0,
-                               last ? sync_mark_ready : NULL, t->sync);
+                               last ? stage_ready : NULL, &t->stage);
         log->backward_ms += lap(t, "backward", mark_s);
         if (t->rank == 0)
             log_progress(t->log, (double)t->step + (double)(micro + 1) / (double)t->micro_steps);
     }
     *loss /= (double)t->micro_steps * t->ranks;
-    return OK;
+    return stage_rows_out(&t->stage);
 }
 
 /* Clip and update; a step whose loss or gradient is not finite, which all ranks see alike, changes nothing. */
@@ -257,9 +270,13 @@ static Status update(Trainer *t, StepLog *log) {
         sync_commit(t->sync);
         return OK;
     }
-    TRY(shard_norm(&t->norm, t->grads, &log->grad_norm));
+    const Shard *shard = sync_shard(t->sync, t->rank);
+    stage_means_in(&t->stage, shard);
+    TRY(shard_norm(&t->norm, t->stage.grads, &log->grad_norm));
     if (isfinite(log->loss) && isfinite(log->grad_norm)) {
-        adamw_update(&t->adamw, optim, log->lr, clip_scale(log->grad_norm, optim->grad_clip), t->params, t->grads);
+        adamw_update(&t->adamw, optim, log->lr, clip_scale(log->grad_norm, optim->grad_clip), t->stage.params,
+                     t->stage.grads);
+        TRY(shard ? stage_params_out(&t->stage, shard) : stage_check(&t->stage));
         sync_commit(t->sync);
     } else {
         t->skipped++;
@@ -275,6 +292,12 @@ static Status log_sync(Trainer *t, StepLog *log) {
     log->bytes_intra = bytes[0], log->bytes_inter = bytes[1];
     log->compress_error = stats.compress_error;
     return OK;
+}
+
+/* All parameters, where comm sees them, for whoever reads them outside of a step. */
+static Status gather_params(Trainer *t) {
+    TRY(sync_gather_params(t->sync));
+    return sync_shard(t->sync, t->rank) ? stage_params_in(&t->stage) : stage_params_out(&t->stage, NULL);
 }
 
 /* One step: returns with the same parameters on every rank, or on their way there. */
@@ -299,7 +322,7 @@ static Status train_step(Trainer *t, StepLog *log) {
     log->step_ms = 1e3 * (clock_s() - start_s);
     log->tokens_per_s = (double)(t->global_sequences * s->train.seq_len) / log->step_ms * 1e3;
     if (s->comm.verify_every && t->step % s->comm.verify_every == 0) {
-        TRY(sync_gather_params(t->sync));
+        TRY(gather_params(t));
         TRY(comm_verify(t->comm, t->params, (size_t)t->table.elems * sizeof(float), "parameters"));
     }
     return OK;
@@ -318,6 +341,17 @@ static void show_sample(Trainer *t) {
     log_text(t->log, title, s->sample_prompt, text);
 }
 
+static Status save(Trainer *t) {
+    const Settings *s = t->settings;
+    Snapshot snapshot = snapshot_of(t);
+    AdamW moments;
+    Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
+    if (status == OK)
+        status = resume_save(&(RunState){t->comm, t->sync, &moments, &snapshot}, s->run.out, s->train.keep);
+    stage_moments_free(&t->stage, &moments);
+    return status;
+}
+
 static bool due(int64_t step, int64_t every, int64_t last) { return every > 0 && (step % every == 0 || step == last); }
 
 static Status train_loop(Trainer *t) {
@@ -330,7 +364,7 @@ static Status train_loop(Trainer *t) {
         TRY(train_step(t, &log));
         if (due(t->step, s->train.val_every, last) || due(t->step, s->train.sample_every, last) ||
             due(t->step, s->train.save_every, last))
-            TRY(sync_gather_params(t->sync));
+            TRY(gather_params(t));
         if (due(t->step, s->train.val_every, last))
             TRY(validate(&(Validation){t->comm, t->model, t->val_data, t->tokenizer, &s->train, t->inputs, t->targets},
                          &log));
@@ -339,9 +373,8 @@ static Status train_loop(Trainer *t) {
             log_step(t->log, &log);
         if (t->rank == 0 && due(t->step, s->train.sample_every, last))
             show_sample(t);
-        Snapshot snapshot = snapshot_of(t);
         if (t->device.computes && due(t->step, s->train.save_every, last))
-            TRY(resume_save(&(RunState){t->comm, t->sync, &t->adamw, &snapshot}, s->run.out, s->train.keep));
+            TRY(save(t));
     }
     return OK;
 }
@@ -385,7 +418,7 @@ static Status train(Trainer *t) {
     if (t->settings->log.trace[0])
         TRY(trace_open(&t->trace, t->comm, TRACE_EVENTS));
     TRY(train_loop(t));
-    TRY(sync_gather_params(t->sync));
+    TRY(gather_params(t));
     if (t->trace)
         TRY(trace_write(t->trace, t->comm, t->settings->log.trace));
     return t->rank == 0 ? finish(t) : OK;
@@ -400,6 +433,7 @@ static Status run_rank(Comm *comm, void *settings) {
     shard_norm_destroy(&t.norm);
     adamw_destroy(&t.adamw);
     gpt2_destroy(t.model);
+    stage_destroy(&t.stage);
     device_close(&t.device);
     free(t.targets);
     free(t.inputs);

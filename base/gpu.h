@@ -1,4 +1,4 @@
-/* An NVIDIA GPU, for code that includes no CUDA header. Only in builds with CUDA (HAVE_CUDA).
+/* An NVIDIA GPU, for code that includes no CUDA header. A build without CUDA has none (base/gpu_none.c).
  *
  * One Gpu belongs to one rank. Its work stands in one stream, in the order of the calls; a second stream copies to and
  * from the host beside it. Faults of the device stick: operations go on without meaning, and gpu_finish tells.

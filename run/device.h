@@ -2,6 +2,7 @@
 #ifndef RUN_DEVICE_H
 #define RUN_DEVICE_H
 
+#include "base/gpu.h"
 #include "base/profile.h"
 #include "model/ops_replay.h"
 #include "model/ops_timed.h"
@@ -10,6 +11,7 @@
 typedef struct Device {
     const Ops *ops;          /* for gpt2_create */
     const Allocator *memory; /* for its activations */
+    Gpu *gpu;                /* NULL: memory is the host's */
     bool computes;           /* false: replay. There is nothing to update, sample or save */
     /* private */
     Replay *replay;

@@ -1,0 +1,155 @@
+#include "run/stage.h"
+
+#include "base/gpu.h"
+
+#include <stdlib.h>
+
+static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
+
+Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params,
+                    float *host_grads) {
+    *stage = (Stage){.params = host_params, .grads = host_grads, .gpu = device->gpu, .memory = device->memory,
+                     .table = table, .host_params = host_params, .host_grads = host_grads, .alone = true};
+    if (!stage->gpu)
+        return OK;
+    stage->params = memory_alloc(stage->memory, bytes_of(table->elems));
+    stage->grads = memory_alloc(stage->memory, bytes_of(table->elems));
+    if (!stage->params || !stage->grads)
+        return fault("out of memory on the GPU: parameters and gradients take 2 x %.2f GB",
+                     1e-9 * (double)bytes_of(table->elems));
+    gpu_pin(stage->gpu, host_params, bytes_of(table->elems));
+    gpu_pin(stage->gpu, host_grads, bytes_of(table->elems));
+    return OK;
+}
+
+void stage_destroy(Stage *stage) {
+    if (!stage->gpu)
+        return;
+    gpu_finish(stage->gpu);
+    gpu_unpin(stage->gpu, stage->host_params);
+    gpu_unpin(stage->gpu, stage->host_grads);
+    memory_free(stage->memory, stage->rows);
+    memory_free(stage->memory, stage->grads);
+    memory_free(stage->memory, stage->params);
+}
+
+Status stage_connect(Stage *stage, Sync *sync, int ranks, bool sharded, int64_t rows_elems) {
+    stage->sync = sync;
+    stage->alone = ranks == 1;
+    stage->sharded = sharded;
+    stage->rows_elems = stage->gpu ? rows_elems : 0;
+    if (stage->rows_elems == 0)
+        return OK;
+    stage->rows = memory_alloc(stage->memory, bytes_of(rows_elems));
+    return stage->rows ? OK : fault("out of memory on the GPU: rows of the embedding's lookup");
+}
+
+/* ---- gradients ---- */
+
+void stage_ready(void *user, int gradient) {
+    Stage *stage = user;
+    if (!stage->gpu || stage->alone) {
+        sync_mark_ready(stage->sync, gradient);
+        return;
+    }
+    const Gradient *g = &stage->table->gradients[gradient];
+    gpu_copy_out(stage->gpu, stage->host_grads + g->offset, stage->grads + g->offset, bytes_of(g->elems),
+                 sync_mark_ready, stage->sync, gradient);
+}
+
+SyncLookup stage_lookup(const Stage *stage) {
+    SyncLookup lookup = sync_lookup(stage->sync);
+    if (lookup.rows && stage->gpu)
+        lookup.rows = stage->rows;
+    return lookup;
+}
+
+Status stage_rows_out(Stage *stage) {
+    SyncLookup lookup = sync_lookup(stage->sync);
+    if (!stage->gpu || !lookup.rows)
+        return OK;
+    int64_t channels = stage->table->params[0].cols; /* the embedding stands first where it is split */
+    gpu_copy_out(stage->gpu, lookup.rows, stage->rows, bytes_of(lookup.slots * channels), NULL, NULL, 0);
+    return gpu_finish(stage->gpu);
+}
+
+void stage_means_in(Stage *stage, const Shard *shard) {
+    if (!stage->gpu || stage->alone)
+        return;
+    const Slice all = {0, stage->table->elems};
+    const Slice *slices = shard ? shard->slices : &all;
+    for (int i = 0; i < (shard ? shard->count : 1); i++)
+        gpu_copy_in(stage->gpu, stage->grads + slices[i].start, stage->host_grads + slices[i].start,
+                    bytes_of(slices[i].elems));
+}
+
+/* ---- parameters ---- */
+
+static void params_in(Stage *stage, int64_t start, int64_t elems) {
+    gpu_copy_in(stage->gpu, stage->params + start, stage->host_params + start, bytes_of(elems));
+}
+
+void stage_need(void *user, int gradient) {
+    Stage *stage = user;
+    sync_need(stage->sync, gradient);
+    const Gradient *g = &stage->table->gradients[gradient];
+    if (stage->gpu && stage->sharded && !stage->alone)
+        params_in(stage, g->offset, g->elems);
+}
+
+void stage_forward_end(Stage *stage) {
+    const Gradient *embedding = &stage->table->gradients[0];
+    if (stage->rows && stage->sharded && !stage->alone)
+        params_in(stage, embedding->offset, embedding->elems);
+}
+
+Status stage_params_out(Stage *stage, const Shard *shard) {
+    if (!stage->gpu)
+        return OK;
+    const Slice all = {0, stage->table->elems};
+    const Slice *slices = shard ? shard->slices : &all;
+    for (int i = 0; i < (shard ? shard->count : 1); i++)
+        gpu_copy_out(stage->gpu, stage->host_params + slices[i].start, stage->params + slices[i].start,
+                     bytes_of(slices[i].elems), NULL, NULL, 0);
+    return gpu_finish(stage->gpu);
+}
+
+Status stage_params_in(Stage *stage) {
+    if (!stage->gpu)
+        return OK;
+    params_in(stage, 0, stage->table->elems);
+    return gpu_finish(stage->gpu);
+}
+
+/* ---- moments ---- */
+
+Status stage_moments_out(Stage *stage, const AdamW *adamw, AdamW *host) {
+    *host = *adamw;
+    if (!stage->gpu)
+        return OK;
+    host->m = memory_alloc(&host_memory, bytes_of(adamw->elems));
+    host->v = memory_alloc(&host_memory, bytes_of(adamw->elems));
+    if (!host->m || !host->v)
+        return fault("no memory for a copy of AdamW's moments");
+    gpu_copy_out(stage->gpu, host->m, adamw->m, bytes_of(adamw->elems), NULL, NULL, 0);
+    gpu_copy_out(stage->gpu, host->v, adamw->v, bytes_of(adamw->elems), NULL, NULL, 0);
+    return gpu_finish(stage->gpu);
+}
+
+Status stage_moments_in(Stage *stage, AdamW *adamw, const AdamW *host) {
+    adamw->step = host->step;
+    if (!stage->gpu)
+        return OK;
+    gpu_copy_in(stage->gpu, adamw->m, host->m, bytes_of(adamw->elems));
+    gpu_copy_in(stage->gpu, adamw->v, host->v, bytes_of(adamw->elems));
+    return gpu_finish(stage->gpu);
+}
+
+void stage_moments_free(Stage *stage, AdamW *host) {
+    if (!stage->gpu)
+        return;
+    memory_free(&host_memory, host->m);
+    memory_free(&host_memory, host->v);
+}
+
+Status stage_check(const Stage *stage) { return stage->gpu ? gpu_finish(stage->gpu) : OK; }

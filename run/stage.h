@@ -1,0 +1,66 @@
+/* Between the memory in which the model computes and the one in which ranks talk (comm.h). On the cpu both are the same
+ * and nothing here costs anything. On a GPU each gradient is copied to the host when it is final, and the sync hears of
+ * it when it has arrived; the means, and parameters that other ranks updated, come back the same way:
+ *
+ *     device   backward: gradient ---.                       .--> update            forward: parameter <--.
+ *     host                            '--> sync, mean ------'                       sync_need ------------'
+ *
+ * One rank alone has nobody to talk to: its gradients stay where they are. */
+#ifndef RUN_STAGE_H
+#define RUN_STAGE_H
+
+#include "comm/comm.h"
+#include "optim/adamw.h"
+#include "run/device.h"
+
+typedef struct Stage {
+    /* set once */
+    float *params, *grads; /* f32[table->elems], the model's */
+    /* private */
+    Gpu *gpu; /* NULL: the host's arrays are the model's */
+    const Allocator *memory;
+    const ParamTable *table;
+    float *host_params, *host_grads; /* borrowed */
+    float *rows;                     /* f32[rows_elems], of the lookup; NULL without */
+    int64_t rows_elems;
+    Sync *sync;
+    bool alone;
+    bool sharded;
+} Stage;
+
+/* host_params and host_grads are the arrays that the sync will work on. */
+Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params, float *host_grads);
+void stage_destroy(Stage *stage); /* accepts a zeroed one */
+
+/* The sync is there. rows_elems: the most that sync_lookup's rows can hold, half of the vocabulary's; 0 without. */
+Status stage_connect(Stage *stage, Sync *sync, int ranks, bool sharded, int64_t rows_elems);
+
+void stage_ready(void *stage, int gradient); /* a ReadyFn: sync_mark_ready, once the gradient has arrived */
+void stage_need(void *stage, int gradient);  /* a NeedFn: sync_need, and the parameters are on their way */
+
+/* Behind sync_forward_end: what the head reads of the embedding. */
+void stage_forward_end(Stage *stage);
+
+/* sync_lookup with the rows in the model's memory. */
+SyncLookup stage_lookup(const Stage *stage);
+
+/* Backward is over: returns when the lookup's rows have arrived. Then comes sync_wait. */
+Status stage_rows_out(Stage *stage);
+
+/* The means (of a sharded sync: of the shard) are on their way to the model's memory. */
+void stage_means_in(Stage *stage, const Shard *shard);
+
+/* The updated parameters; shard NULL: all. Returns when they have arrived. */
+Status stage_params_out(Stage *stage, const Shard *shard);
+Status stage_params_in(Stage *stage);
+
+/* AdamW's moments on the host, for a checkpoint: `host` becomes a copy of adamw (of adamw itself on the cpu), to be
+ * freed by stage_moments_free; _in brings them back. */
+Status stage_moments_out(Stage *stage, const AdamW *adamw, AdamW *host);
+Status stage_moments_in(Stage *stage, AdamW *adamw, const AdamW *host);
+void stage_moments_free(Stage *stage, AdamW *host);
+
+/* FAULT with the first fault of the device, if there was one. */
+Status stage_check(const Stage *stage);
+
+#endif
