@@ -1,0 +1,257 @@
+#include "run/trainer.h"
+
+#include "base/file.h"
+#include "base/machine.h"
+#include "model/checkpoint.h"
+#include "run/placement.h"
+#include "run/resume.h"
+#include "run/snapshot.h"
+#include "run/sync_table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { RUNTIME_BYTES = 256 << 20, TRACE_EVENTS = 20000 }; /* buffers of BLAS and MPI, the program itself */
+
+/* ---- checking ---- */
+
+/* With one rank nothing travels, and the embedding's two gradients are better summed at once. */
+static bool splits_embedding(const Trainer *t) { return t->settings->comm.split_embedding && t->ranks > 1; }
+
+static Gpt2Options model_options(const Trainer *t) {
+    return (Gpt2Options){.max_B = (int)t->settings->train.batch, .max_T = (int)t->settings->train.seq_len,
+                         .train = true, .recompute = t->settings->train.recompute};
+}
+
+/* All that can be wrong with what the user gave, before anything large is allocated or any file is written. */
+static Status check_input(Trainer *t) {
+    const Settings *s = t->settings;
+    TRY(settings_model(s, &t->model_config));
+    TRY(settings_micro_steps(s, t->ranks, &t->micro_steps));
+    TRY(sync_check(&s->comm, s->optim.zero));
+    t->global_sequences = t->ranks * s->train.batch * t->micro_steps;
+    LoaderOptions data = {.glob = s->data.train, .seq_len = (int)s->train.seq_len, .vocab = t->model_config.vocab,
+                          .shuffle = s->data.shuffle, .seed = (uint64_t)s->run.seed, .hint = "make data"};
+    TRY(loader_open(&t->train_data, &data));
+    data.glob = s->data.val;
+    data.shuffle = false;
+    if (s->data.val[0])
+        TRY(loader_open(&t->val_data, &data));
+    if (strcmp(s->data.tokenizer, "none") != 0)
+        TRY(tokenizer_open(&t->tokenizer, s->data.tokenizer));
+    if (t->tokenizer && tokenizer_vocab(t->tokenizer) != t->model_config.vocab)
+        return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
+                            tokenizer_vocab(t->tokenizer), t->model_config.vocab);
+    gpt2_param_table(&t->model_config, splits_embedding(t), &t->table);
+    Gpt2Options options = model_options(t);
+    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank));
+    if (!t->device.computes && s->run.resume)
+        return config_error(s->config, "run.resume", "the replay device has nothing to resume");
+    return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
+}
+
+static double gb(double bytes) { return 1e-9 * bytes; }
+
+static Status check_memory(Trainer *t) {
+    Gpt2Options options = model_options(t);
+    double params = 4.0 * (double)t->table.elems;
+    double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options) : 0;
+    double moments = t->device.computes ? 2 * params / (t->settings->optim.zero ? t->ranks : 1) : 0;
+    double bytes = 2 * params + moments + activations + RUNTIME_BYTES;
+    if (t->rank == 0)
+        log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f, "
+                 "runtime %.2f", gb(bytes), gb(params), gb(params), gb(moments), gb(activations), gb(RUNTIME_BYTES));
+    return placement_memory(t->comm, bytes, t->settings->train.recompute);
+}
+
+static Status print_header(Trainer *t) {
+    const Settings *s = t->settings;
+    if (t->rank == 0) {
+        t->log = log_open(s->train.steps, s->log.every);
+        log_fact(t->log, "model", "GPT-2, L%d NH%d C%d, context %d, vocabulary %d: %.1f M parameters, %s",
+                 t->model_config.layers, t->model_config.heads, t->model_config.channels, t->model_config.context,
+                 t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
+        log_fact(t->log, "data", "%.2f M tokens in %d shard%s", 1e-6 * (double)loader_tokens(t->train_data),
+                 loader_shards(t->train_data), loader_shards(t->train_data) > 1 ? "s" : "");
+        log_fact(t->log, "batch", "%lld tokens: %d rank%s x %lld micro-step%s x %lld sequences x %lld tokens",
+                 (long long)(t->global_sequences * s->train.seq_len), t->ranks, t->ranks > 1 ? "s" : "",
+                 (long long)t->micro_steps, t->micro_steps > 1 ? "s" : "", (long long)s->train.batch,
+                 (long long)s->train.seq_len);
+        log_fact(t->log, "machine", "%s, %d cores", machine_cpu(), machine_all_cores());
+    }
+    TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
+    return comm_agree(t->comm, check_memory(t));
+}
+
+Status trainer_check(Trainer *t) {
+    uint64_t hash = settings_hash(t->settings); /* ranks may have read different files or command lines */
+    TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
+    TRY(comm_agree(t->comm, check_input(t)));
+    return print_header(t);
+}
+
+/* ---- building ---- */
+
+static Status allocate(Trainer *t) {
+    const Settings *s = t->settings;
+    Gpt2Options options = model_options(t);
+    size_t bytes = (size_t)t->table.elems * sizeof(float), tokens = (size_t)(s->train.batch * s->train.seq_len);
+    tokens *= (size_t)t->micro_steps;
+    t->params = memory_alloc(s->optim.zero ? comm_memory(t->comm) : &host_memory, bytes);
+    t->grads = memory_alloc(comm_memory(t->comm), bytes);
+    t->inputs = calloc(tokens, sizeof(int));
+    t->targets = calloc(tokens, sizeof(int));
+    if (!t->params || !t->grads || !t->inputs || !t->targets)
+        return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
+    TRY(stage_create(&t->stage, &t->device, &t->table, t->params, t->grads));
+    return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
+                       t->device.ops, t->device.memory);
+}
+
+static Status synchronise(Trainer *t) {
+    const Settings *s = t->settings;
+    SyncSetup setup = {.table = &t->table, .grads = t->grads, .sharded = s->optim.zero, .params = t->params};
+    if (splits_embedding(t))
+        setup = (SyncSetup){.table = &t->table, .grads = t->grads, .sharded = s->optim.zero, .params = t->params,
+                            .vocab = t->model_config.vocab, .channels = t->model_config.channels,
+                            .tokens = t->micro_steps * s->train.batch * s->train.seq_len};
+    TRY(sync_create(&t->sync, t->comm, &s->comm, &setup));
+    TRY(stage_connect(&t->stage, t->sync, t->ranks, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
+    gpt2_on_need(t->model, stage_need, &t->stage);
+    if (t->device.computes)
+        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), t->device.memory));
+    return shard_norm_create(&t->norm, t->comm, t->sync, &t->table);
+}
+
+static Snapshot snapshot_of(Trainer *t) {
+    return (Snapshot){.config = &t->model_config, .table = &t->table, .params = t->params,
+                      .adamw_step = t->adamw.step, .step = t->step, .position = t->position, .skipped = t->skipped,
+                      .seq_len = t->settings->train.seq_len};
+}
+
+static Status resume(Trainer *t, int64_t newest) {
+    const Settings *s = t->settings;
+    Snapshot snapshot = snapshot_of(t);
+    bool dropped = false;
+    snapshot.step = newest;
+    AdamW moments;
+    Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
+    if (status == OK)
+        status = resume_load(&(RunState){t->comm, t->sync, &moments, &snapshot}, s->run.out, newest, &dropped);
+    if (status == OK)
+        status = stage_moments_in(&t->stage, &t->adamw, &moments);
+    stage_moments_free(&t->stage, &moments);
+    TRY(status);
+    t->step = snapshot.step, t->position = snapshot.position, t->skipped = snapshot.skipped;
+    if (dropped && t->rank == 0)
+        log_warning(t->log, "%s has no residuals of error feedback for this many ranks: they start at zero",
+                    s->run.out);
+    return OK;
+}
+
+/* Rank 0 reads files; the others receive what it read. */
+static Status initialise(Trainer *t) {
+    const Settings *s = t->settings;
+    Status status = OK;
+    int64_t newest = t->rank == 0 && s->run.resume ? snapshot_newest(s->run.out) : -1;
+    if (newest > s->train.steps)
+        status = config_error(s->config, "train.steps", "expected at least the %lld steps that the checkpoint in %s "
+                              "has behind it", (long long)newest, s->run.out);
+    else if (t->rank == 0 && newest < 0 && strcmp(s->model.init, "random") != 0)
+        status = checkpoint_read_params(s->model.init, &t->model_config, &t->table, t->params);
+    else if (t->rank == 0 && newest < 0)
+        gpt2_init_random(&t->model_config, &t->table, (uint64_t)s->run.seed, t->params);
+    TRY(comm_agree(t->comm, status));
+    TRY(comm_broadcast(t->comm, &newest, sizeof newest, 0));
+    TRY(newest >= 0 ? resume(t, newest)
+                    : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0));
+    return stage_params_in(&t->stage);
+}
+
+static Status open_log(Trainer *t) {
+    if (t->rank != 0)
+        return OK;
+    char path[OPTION_TEXT + 16];
+    snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
+    log_fact(t->log, "sync", "%s", sync_plan(t->sync));
+    if (t->ranks > 1)
+        log_fact(t->log, "links", "%s; a comm thread per rank, on the rank's cores", sync_links(t->sync));
+    if (t->step > 0)
+        log_fact(t->log, "resume", "after step %lld", (long long)t->step);
+    TRY(log_jsonl(t->log, t->settings->log.jsonl ? path : "", t->step));
+    log_start(t->log, t->settings->config);
+    return OK;
+}
+
+Status trainer_build(Trainer *t) {
+    const Settings *s = t->settings;
+    TRY(comm_agree(t->comm, t->rank == 0 ? snapshot_open_folder(s->run.out, s->run.resume) : OK));
+    TRY(comm_agree(t->comm, allocate(t)));
+    TRY(synchronise(t));
+    TRY(initialise(t));
+    TRY(comm_agree(t->comm, open_log(t)));
+    return s->log.trace[0] ? trace_open(&t->trace, t->comm, TRACE_EVENTS) : OK;
+}
+
+/* ---- saving, ending ---- */
+
+Status trainer_gather_params(Trainer *t) {
+    TRY(sync_gather_params(t->sync));
+    return sync_shard(t->sync, t->rank) ? stage_params_in(&t->stage) : stage_params_out(&t->stage, NULL);
+}
+
+Status trainer_save(Trainer *t) {
+    const Settings *s = t->settings;
+    Snapshot snapshot = snapshot_of(t);
+    AdamW moments;
+    Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
+    if (status == OK)
+        status = resume_save(&(RunState){t->comm, t->sync, &moments, &snapshot}, s->run.out, s->train.keep);
+    stage_moments_free(&t->stage, &moments);
+    return status;
+}
+
+/* Rank 0: the model, and what became of the run. */
+static Status finish(Trainer *t) {
+    const Settings *s = t->settings;
+    char path[OPTION_TEXT + 16], mfu[32] = "n/a";
+    snprintf(path, sizeof path, "%s/model.bin", s->run.out);
+    TRY(device_write_profile(&t->device));
+    if (t->device.computes)
+        TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
+    double flops_per_s = log_summary(t->log) * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
+    if (s->run.peak_tflops > 0)
+        snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
+    sync_table_print(t->sync);
+    log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
+    log_fact(t->log, "memory", "%.2f GB at most, rank 0", gb((double)machine_peak_rss()));
+    if (t->device.computes)
+        log_fact(t->log, "model", "%s; try: build/generate %s \"Once upon a time\"", path, path);
+    return OK;
+}
+
+Status trainer_finish(Trainer *t) {
+    TRY(trainer_gather_params(t));
+    if (t->trace)
+        TRY(trace_write(t->trace, t->comm, t->settings->log.trace));
+    return t->rank == 0 ? finish(t) : OK;
+}
+
+void trainer_destroy(Trainer *t) {
+    trace_close(t->trace);
+    log_close(t->log);
+    sync_destroy(t->sync);
+    shard_norm_destroy(&t->norm);
+    adamw_destroy(&t->adamw);
+    gpt2_destroy(t->model);
+    stage_destroy(&t->stage);
+    device_close(&t->device);
+    free(t->targets);
+    free(t->inputs);
+    memory_free(comm_memory(t->comm), t->grads);
+    memory_free(t->settings->optim.zero ? comm_memory(t->comm) : &host_memory, t->params);
+    param_table_free(&t->table);
+    tokenizer_close(t->tokenizer);
+    loader_close(t->val_data);
+    loader_close(t->train_data);
+}
