@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/machine.h"
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,7 +172,7 @@ static double thread_cpu_s(void) {
 }
 
 static void add_window(Calibration *self, ptrdiff_t at) {
-    vector_add(floats(self->in, at), floats(self->out, at), WINDOW_ELEMS);
+    vector_add(self->transport, floats(self->in, at), floats(self->out, at), WINDOW_ELEMS);
 }
 
 /* Nothing where no memory is shared. Each rank's memory has one writer, and nobody reads it meanwhile. */

@@ -1,6 +1,6 @@
 #include "comm/lookup.h"
 
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +67,7 @@ Status lookup_exchange(Lookup *lookup, Transport *transport) {
 
 void lookup_add(const Lookup *lookup, float *grad) {
     for (int64_t i = 0; i < lookup->count; i++)
-        vector_add(grad + (int64_t)lookup->tokens[i] * lookup->channels, lookup->rows + i * lookup->channels,
+        vector_host.add(NULL, grad + (int64_t)lookup->tokens[i] * lookup->channels, lookup->rows + i * lookup->channels,
                    lookup->channels);
 }
 

@@ -4,6 +4,7 @@
 #include "tests/loop_world.h"
 
 #include "comm/collective/topology.h"
+#include "comm/transport/vector.h"
 
 #include <assert.h>
 
@@ -230,7 +231,7 @@ static void test_bytes(void **state) {
 
 /* Groups for what needs no messages. */
 static Group still_group(Transport *transport, const Place *place, int self) {
-    *transport = (Transport){.rank = self, .ranks = place->ranks, .node = (int *)place->node};
+    *transport = (Transport){.vector = &vector_host, .rank = self, .ranks = place->ranks, .node = (int *)place->node};
     return (Group){transport, in_order, place->ranks, self};
 }
 

@@ -1,6 +1,6 @@
 #include "comm/collective/exchange.h"
 
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 enum {
     SEGMENT_ELEMS = 128 << 10,
@@ -21,7 +21,7 @@ static float *slot_of(float *scratch, int64_t start) { return scratch + start / 
 static Ticket start_segment(Transport *transport, const Exchange *exchange, int64_t start, float *scratch) {
     int64_t out_elems = segment_elems(exchange->out_elems, start), in_elems = segment_elems(exchange->sum_elems, start);
     if (exchange->out_scale != 1 && out_elems > 0)
-        vector_scale(exchange->out + start, out_elems, exchange->out_scale);
+        vector_scale(transport, exchange->out + start, out_elems, exchange->out_scale);
     transport_group_begin(transport);
     if (out_elems > 0)
         transport_send(transport, exchange->to, exchange->out + start, (size_t)out_elems * sizeof(float));
@@ -36,7 +36,7 @@ static Status add_segment(Transport *transport, const Exchange *exchange, int64_
     for (int64_t at = 0; at < elems; at += POLL_ELEMS) {
         int64_t count = elems - at < POLL_ELEMS ? elems - at : POLL_ELEMS;
         bool complete;
-        vector_scale_add(exchange->sum + start + at, exchange->sum_scale, arrived + at, count);
+        vector_scale_add(transport, exchange->sum + start + at, exchange->sum_scale, arrived + at, count);
         if (next)
             TRY(transport_group_test(transport, next, &complete));
     }

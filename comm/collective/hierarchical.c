@@ -20,17 +20,17 @@
 #include "comm/collective/cost.h"
 #include "comm/collective/pipeline.h"
 #include "comm/collective/topology.h"
+#include "comm/transport/vector.h"
 
 #include <assert.h>
-
-static_assert(sizeof(int) == sizeof(float), "members lie in scratch");
 
 enum { COLUMNS_ALL = 0, COLUMNS_ONE = 1 };
 
 /* coded: with a codec; every_hop: inside nodes too. */
-static Shape shape_of(Topology topology, bool coded, bool every_hop, int columns_max) {
+static Shape shape_of(const Group *group, bool coded, bool every_hop, int columns_max) {
+    Topology topology = topology_of(group);
     int columns = columns_max == COLUMNS_ONE ? 1 : topology.smallest;
-    Shape shape = {.stages = 0};
+    Shape shape = {.on_host = group->transport->vector->on_host};
     if (topology.largest > 1) {
         shape.members[shape.stages] = topology.largest;
         shape.coded[shape.stages] = coded && every_hop;
@@ -68,17 +68,16 @@ static Group column_group(const Group *world, int *members) {
 }
 
 static int64_t scratch_elems(const Group *group, int64_t elems, const Codec *codec, int columns_max) {
-    Shape shape = shape_of(topology_of(group), codec, codec && codec->every_hop, columns_max);
-    return pipeline_scratch_elems(&shape, elems, codec) + 2 * group->size;
+    Shape shape = shape_of(group, codec, codec && codec->every_hop, columns_max);
+    return pipeline_scratch_elems(&shape, elems, codec);
 }
 
 static Status run(const Group *world, const Payload *payload, PipelinePart part, int columns_max) {
     Topology topology = topology_of(world);
     const Codec *codec = payload->codec;
-    Shape shape = shape_of(topology, codec, codec && codec->every_hop, columns_max);
+    Shape shape = shape_of(world, codec, codec && codec->every_hop, columns_max);
     Stage stages[STAGES_MAX];
-    int *members = (int *)(payload->scratch + pipeline_scratch_elems(&shape, payload->elems, codec));
-    int count = 0;
+    int *members = world->transport->places, count = 0;
     if (topology.largest > 1) {
         stages[count] = (Stage){local_group(world, members), shape.owners[count]};
         count++;
@@ -90,7 +89,7 @@ static Status run(const Group *world, const Payload *payload, PipelinePart part,
         count++;
     }
     assert(count == shape.stages);
-    return pipeline_run(&shape, stages, payload, part);
+    return pipeline_run(world->transport, &shape, stages, payload, part);
 }
 
 /* Seconds of one stage: of its owners' work, of messages inside a node, and of a NIC. */
@@ -116,7 +115,7 @@ static StageCosts stage_costs(const LinkCosts *costs, const Shape *shape, int st
 
 static double predict_s(const Group *group, int64_t elems, const LinkCosts *costs, int columns_max) {
     Topology topology = topology_of(group);
-    Shape shape = shape_of(topology, cost_coded(costs), costs->every_hop, columns_max);
+    Shape shape = shape_of(group, cost_coded(costs), costs->every_hop, columns_max);
     if (shape.stages == 0 || elems == 0)
         return 0;
     const double S = (double)elems * sizeof(float), columns = topology.largest > 1 ? shape.owners[0] : 1;
@@ -152,7 +151,7 @@ static Status hierarchical_all_gather(const Group *group, const Payload *payload
 }
 static int64_t hierarchical_owned(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices) {
     Topology topology = topology_of(group);
-    Shape shape = shape_of(topology, false, false, COLUMNS_ALL);
+    Shape shape = shape_of(group, false, false, COLUMNS_ALL);
     int owner[STAGES_MAX], count = 0;
     if (topology.largest > 1)
         owner[count++] = place_in_node(group, member);

@@ -6,7 +6,7 @@
 #include "comm/collective/collective.h"
 #include "comm/collective/cost.h"
 #include "comm/collective/topology.h"
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 enum { SEGMENT_ELEMS = 64 << 10 };
 
@@ -33,7 +33,7 @@ static Status sum_at_first(const Group *group, float *data, int64_t elems, float
         transport_recv(transport, group->members[i], others + (i - 1) * elems, bytes);
     TRY(transport_group_end(transport));
     for (int i = 1; i < group->size; i++)
-        vector_add(data, others + (i - 1) * elems, elems);
+        vector_add(group->transport, data, others + (i - 1) * elems, elems);
     transport_group_begin(transport);
     for (int i = 1; i < group->size; i++)
         transport_send(transport, group->members[i], data, bytes);
@@ -56,7 +56,7 @@ static Status naive_allreduce(const Group *group, const Payload *payload) {
     int64_t elems = payload->elems;
     for (int64_t start = 0; start < elems; start += SEGMENT_ELEMS) {
         int64_t segment = elems - start < SEGMENT_ELEMS ? elems - start : SEGMENT_ELEMS;
-        vector_scale(data + start, segment, scale);
+        vector_scale(group->transport, data + start, segment, scale);
         TRY(group->self == 0 ? sum_at_first(group, data + start, segment, scratch)
                              : sum_at_others(group, data + start, segment));
     }

@@ -2,7 +2,7 @@
  *
  * It cannot be timed out and spins while it waits, so all ranks meet in a barrier first, which does neither. */
 #include "comm/collective/collective.h"
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 static Status native_check(const Group *group) {
     if (!group->transport->ops->allreduce_sum)
@@ -26,7 +26,7 @@ static double native_predict_s(const Group *group, int64_t elems, const LinkCost
 }
 
 static Status native_allreduce(const Group *group, const Payload *payload) {
-    vector_scale(payload->data, payload->elems, payload->scale);
+    vector_scale(group->transport, payload->data, payload->elems, payload->scale);
     TRY(transport_barrier(group->transport));
     return group->transport->ops->allreduce_sum(group->transport, payload->data, payload->elems);
 }

@@ -1,6 +1,6 @@
 #include "comm/collective/pipeline.h"
 
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 #include <assert.h>
 #include <string.h>
@@ -10,6 +10,7 @@ enum {
     RESULT_SLOTS = 3,             /* segments whose coded result is still on its way */
     SEGMENT_MIN_ELEMS = 16 << 10, /* below, latency costs more than the pipeline gains */
     SEGMENT_MAX_ELEMS = 128 << 10,
+    DEVICE_SEGMENT_ELEMS = 4 << 20, /* a device starts each piece of work anew: few and large ones */
     ARRIVALS_ELEMS = 512 << 10, /* of all members together: stays in the outer cache */
     SEGMENTS_MIN = 4,           /* what a pipeline needs to fill */
     BLOCK_ELEMS = 2048,         /* its sum stays in the inner cache */
@@ -44,6 +45,7 @@ typedef struct Pipeline {
     Rows arrivals[STAGES_MAX]; /* [SLOTS][members - 1], f32 or wire */
     Rows leaving[STAGES_MAX];  /* [SLOTS][owners], wire; of coded stages */
     Rows results;              /* [RESULT_SLOTS][owners of stage 0, or 1 if only stage 1 is coded], wire */
+    Rows sums;                 /* [1], f32; of a device */
     /* under way */
     Ticket tickets[2 * STAGES_MAX][SLOTS]; /* of each step's last segments */
     Ticket latest;                         /* the group that was started last */
@@ -66,6 +68,8 @@ static int64_t segment_elems_of(const Shape *shape, int64_t elems) {
     int64_t unit = (int64_t)CHUNK_ALIGN_ELEMS * (shape->stages > 1 ? shape->owners[1] : 1);
     int64_t wanted = least(part / SEGMENTS_MIN, SEGMENT_MAX_ELEMS);
     wanted = least(wanted, ARRIVALS_ELEMS / most(shape->members[0] - 1, 1));
+    if (!shape->on_host)
+        wanted = least(part, DEVICE_SEGMENT_ELEMS);
     return least(round_up(most(wanted, SEGMENT_MIN_ELEMS), unit), round_up(part, unit));
 }
 
@@ -203,7 +207,7 @@ static void name_scales(Pipeline *self) {
 static void name_scatter(Pipeline *self, int stage, int64_t segment) {
     const Group *group = &self->stages[stage].group;
     bool coded = self->shape->coded[stage];
-    if (stage == 0 && segment == 0 && !coded)
+    if (stage == 0 && segment == 0 && !coded && self->shape->on_host)
         name_scales(self);
     label(self, coded);
     for (int i = 0; i < group->size; i++) {
@@ -260,12 +264,14 @@ typedef struct Block {
 } Block;
 
 /* The next block of a part; false: there is none. Blocks end at multiples of BLOCK_ELEMS, or of CHUNK_ALIGN_ELEMS where
- * they are coded, of the flat gradient. */
+ * they are coded, of the flat gradient; a device gets the whole part. */
 static bool next_block(const Pipeline *self, Slice part, bool coded, Block *block) {
     if (block->count > 0 && coded)
         block->wire_done += wire_bytes(self, (Slice){block->start, block->elems});
     int64_t start = block->count > 0 ? block->start + block->elems : part.start;
     int64_t size = coded ? CHUNK_ALIGN_ELEMS : BLOCK_ELEMS, stop = part.start + part.elems;
+    if (!self->shape->on_host)
+        size = INT64_MAX / 2;
     block->start = start;
     block->elems = least(size - (self->cut.offset + start) % size, stop - start);
     block->done = start - part.start;
@@ -329,17 +335,17 @@ static void add_plain(const Pipeline *self, int stage, int64_t segment, int memb
     if (member != self->stages[stage].group.self)
         values = self->direct[stage] ? at_peer(self, stage, member, block->start)
                                      : (const float *)(void *)arrival(self, stage, segment, member) + block->done;
-    float scale = stage == 0 ? self->scales[member] : 1;
+    float scale = stage == 0 && self->shape->on_host ? self->scales[member] : 1;
     if (member == 0)
-        vector_set_scaled(sum, scale, values, block->elems);
+        vector_set_scaled(self->transport, sum, scale, values, block->elems);
     else
-        vector_add_scaled(sum, scale, values, block->elems);
+        vector_add_scaled(self->transport, sum, scale, values, block->elems);
 }
 
 static void spread_block(const Pipeline *self, int stage, const float *sum, const Block *block) {
     for (int i = 0; i < self->stages[stage].group.size; i++)
         if (i != self->stages[stage].group.self)
-            memcpy(at_peer(self, stage, i, block->start), sum, (size_t)block->elems * sizeof(float));
+            vector_copy(self->transport, at_peer(self, stage, i, block->start), sum, block->elems);
 }
 
 static bool is_last(const Pipeline *self, int stage) { return stage == self->shape->stages - 1; }
@@ -361,13 +367,14 @@ static Status sum(Pipeline *self, int stage, int64_t segment) {
     if (!owns(self, stage))
         return OK;
     bool coded = self->shape->coded[stage], gathers = self->last > self->shape->stages;
-    float block_sum[CHUNK_ALIGN_ELEMS];
+    float inner[CHUNK_ALIGN_ELEMS];
+    float *block_sum = self->shape->on_host ? inner : (float *)(void *)row(self->sums, 0);
     for (Block block = {0}; next_block(self, own_part(self, stage, segment), coded, &block);) {
         for (int i = 0; i < self->stages[stage].group.size; i++)
             (coded ? add_coded : add_plain)(self, stage, segment, i, &block, block_sum);
         if (coded && is_last(self, stage) && gathers)
             code_result(self, stage, segment, &block, block_sum);
-        memcpy(self->data + block.start, block_sum, (size_t)block.elems * sizeof(float));
+        vector_copy(self->transport, self->data + block.start, block_sum, block.elems);
         if (spreads_at_once(self, stage))
             spread_block(self, stage, block_sum, &block);
         TRY(poll(self, &block));
@@ -463,6 +470,8 @@ static void carve(Pipeline *self, Carver *carver) {
     if (any_coded)
         self->results = carve_rows(carver, RESULT_SLOTS * (shape->coded[0] ? shape->owners[0] : 1),
                                    codec_wire_bytes_max(self->codec, self->cut.segment_elems));
+    if (!shape->on_host)
+        self->sums = carve_rows(carver, 1, (size_t)self->cut.segment_elems * sizeof(float));
 }
 
 int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems, const Codec *codec) {
@@ -474,12 +483,12 @@ int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems, const Codec *c
     return carver.elems;
 }
 
-Status pipeline_run(const Shape *shape, const Stage *stages, const Payload *payload, PipelinePart part) {
+Status pipeline_run(Transport *transport, const Shape *shape, const Stage *stages, const Payload *payload, PipelinePart part) {
     if (shape->stages == 0 && part != PIPELINE_ALL_GATHER)
-        vector_scale(payload->data, payload->elems, payload->scale);
+        vector_scale(transport, payload->data, payload->elems, payload->scale);
     if (shape->stages == 0 || payload->elems == 0)
         return OK;
-    Pipeline self = {.transport = stages[0].group.transport,
+    Pipeline self = {.transport = transport,
                      .stages = stages,
                      .shape = shape,
                      .cut = cut_of(shape, payload->offset, payload->elems),
@@ -490,7 +499,10 @@ Status pipeline_run(const Shape *shape, const Stage *stages, const Payload *payl
                      .last = part == PIPELINE_REDUCE_SCATTER ? shape->stages : 2 * shape->stages};
     Carver carver = {payload->scratch, 0};
     carve(&self, &carver);
-    self.scales[stages[0].group.self] = payload->scale;
+    if (shape->on_host)
+        self.scales[stages[0].group.self] = payload->scale;
+    else if (!shape->coded[0] && self.first == 0) /* its sums take no scale from another rank */
+        vector_scale(transport, payload->data, payload->elems, payload->scale);
     self.direct[0] = !shape->coded[0] && shares_memory(&self, 0); /* stage 1 stands between nodes */
     if (self.direct[0] && part == PIPELINE_ALL_GATHER)
         TRY(name_permission(&self, false));

@@ -35,6 +35,7 @@ enum { STAGES_MAX = 2 };
 
 /* The shape, alike on all ranks. */
 typedef struct Shape {
+    bool on_host;            /* data lies in the host's memory; else in a device's, which takes work as a whole */
     int stages;              /* 0: nobody to reduce with */
     int members[STAGES_MAX]; /* the most that a stage's group has on any rank */
     int owners[STAGES_MAX];  /* the first so many members */
@@ -54,7 +55,7 @@ typedef enum PipelinePart { PIPELINE_ALL, PIPELINE_REDUCE_SCATTER, PIPELINE_ALL_
 int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems, const Codec *codec);
 
 /* stages Stage[shape->stages]. */
-Status pipeline_run(const Shape *shape, const Stage *stages, const Payload *payload, PipelinePart part);
+Status pipeline_run(Transport *transport, const Shape *shape, const Stage *stages, const Payload *payload, PipelinePart part);
 
 /* What this rank owns of the last stage, in rising order; see Collective.owned. owner: its place in each stage's group,
  * -1 where it owns nothing. */

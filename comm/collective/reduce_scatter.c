@@ -14,10 +14,12 @@
 #include "comm/collective/cost.h"
 #include "comm/collective/pipeline.h"
 #include "comm/collective/topology.h"
+#include "comm/transport/vector.h"
 
 static Shape shape_of(const Group *group, const Codec *codec) {
     bool coded = codec && (codec->every_hop || topology_of(group).nodes > 1);
-    return (Shape){.stages = group->size > 1, .members = {group->size}, .owners = {group->size}, .coded = {coded}};
+    return (Shape){.on_host = group->transport->vector->on_host, .stages = group->size > 1, .members = {group->size},
+                   .owners = {group->size}, .coded = {coded}};
 }
 
 static int64_t reduce_scatter_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
@@ -40,7 +42,7 @@ static double reduce_scatter_predict_s(const Group *group, int64_t elems, const 
     Topology topology = topology_of(group);
     bool coded = cost_coded(costs) && (costs->every_hop || topology.nodes > 1);
     bool shared = !coded && topology.nodes == 1 && costs->copy_s_per_byte > 0;
-    Shape shape = {.stages = 1, .members = {group->size}, .owners = {group->size}};
+    Shape shape = shape_of(group, NULL);
     if (group->size == 1 || elems == 0)
         return 0;
     double rank_s = coded ? cost_coded_sum_s(costs, true, N, N, S) : cost_sum_s(costs, shared, N, N, S);
@@ -57,7 +59,7 @@ static double reduce_scatter_predict_s(const Group *group, int64_t elems, const 
 static Status run(const Group *group, const Payload *payload, PipelinePart part) {
     Shape shape = shape_of(group, payload->codec);
     Stage stage = {*group, group->size};
-    return pipeline_run(&shape, &stage, payload, part);
+    return pipeline_run(group->transport, &shape, &stage, payload, part);
 }
 
 static Status reduce_scatter_allreduce(const Group *group, const Payload *payload) {

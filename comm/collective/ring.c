@@ -18,7 +18,7 @@
 #include "comm/collective/collective.h"
 #include "comm/collective/cost.h"
 #include "comm/collective/topology.h"
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 enum {
     SEGMENT_MIN_ELEMS = 16 << 10, /* below, latency costs more than the overlap gains */
@@ -96,7 +96,7 @@ static float *arrival(const Ring *ring, int64_t unit) {
 static void start_unit(Ring *ring, int64_t unit) {
     Slice out = leaving(ring, unit), in = arriving(ring, unit);
     if (unit < ring->segments && ring->scale != 1)
-        vector_scale(ring->data + out.start, out.elems, ring->scale);
+        vector_scale(ring->transport, ring->data + out.start, out.elems, ring->scale);
     transport_group_begin(ring->transport);
     if (out.elems > 0)
         transport_send(ring->transport, ring->to, ring->data + out.start, (size_t)out.elems * sizeof(float));
@@ -111,7 +111,7 @@ static Status add_unit(Ring *ring, int64_t unit) {
     Ticket youngest = ring->tickets[(unit + ring->window - 1) % ring->window];
     for (int64_t at = 0; at < sum.elems; at += POLL_ELEMS) {
         bool complete;
-        vector_scale_add(ring->data + sum.start + at, ring->scale, arrival(ring, unit) + at,
+        vector_scale_add(ring->transport, ring->data + sum.start + at, ring->scale, arrival(ring, unit) + at,
                          least(sum.elems - at, POLL_ELEMS));
         if (ring->window > 1)
             TRY(transport_group_test(ring->transport, youngest, &complete));
@@ -145,7 +145,7 @@ static Status ring_allreduce(const Group *group, const Payload *payload) {
     Ring ring = ring_of(group, payload);
     int64_t units = 2 * (int64_t)(group->size - 1) * ring.segments;
     if (units == 0)
-        vector_scale(payload->data, payload->elems, payload->scale);
+        vector_scale(group->transport, payload->data, payload->elems, payload->scale);
     for (int64_t unit = 0; unit < least(units, ring.window); unit++)
         start_unit(&ring, unit);
     for (int64_t unit = 0; unit < units; unit++) {

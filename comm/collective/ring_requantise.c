@@ -8,7 +8,7 @@
  * In rounds of N short chunks, so that a chunk's wire form fits in scratch: latency counts in each, nothing overlaps.
  * Without a codec it is ring. */
 #include "comm/collective/collective.h"
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 enum { ROUND_ELEMS = 64 << 10, WIRE_ALIGN = 64 }; /* of a chunk */
 
@@ -87,7 +87,7 @@ static Status reduce(const Round *round) {
         encode(round, HOP_FIRST, out, step == 0 ? round->scale : 1);
         TRY(pass_on(round, out, in));
         codec_decode(round->codec, round->offset + in.start, in.elems, round->in, round->decoded);
-        vector_scale_add(round->data + in.start, round->scale, round->decoded, in.elems);
+        vector_scale_add(round->group->transport, round->data + in.start, round->scale, round->decoded, in.elems);
     }
     return OK;
 }

@@ -15,7 +15,7 @@
 #include "comm/collective/cost.h"
 #include "comm/collective/exchange.h"
 #include "comm/collective/topology.h"
-#include "comm/collective/vector.h"
+#include "comm/transport/vector.h"
 
 enum { SMALL_ELEMS = 16 << 10, STEPS_MAX = 31 };
 
@@ -92,7 +92,7 @@ static Status unfold(const Group *group, float *data, int64_t elems) {
 
 static Status doubling(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
     if (scale != 1)
-        vector_scale(data, elems, scale);
+        vector_scale(group->transport, data, elems, scale);
     for (int step = 0; step < steps_of(group->size); step++) {
         int partner = group->members[partner_of(group, group->self, step)];
         Exchange exchange = {.to = partner,
@@ -128,7 +128,7 @@ static Status halving_doubling(const Group *group, float *data, int64_t elems, f
     Range kept[STEPS_MAX + 1] = {{0, elems}}, given[STEPS_MAX];
     int steps = steps_of(group->size), place = place_of(group->size, group->self);
     if (steps == 0)
-        vector_scale(data, elems, scale);
+        vector_scale(group->transport, data, elems, scale);
     for (int step = 0; step < steps; step++) {
         int upper = place >> step & 1, partner = group->members[partner_of(group, group->self, step)];
         given[step] = half_of(kept[step], !upper);

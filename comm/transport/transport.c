@@ -8,6 +8,7 @@
 #include "comm/transport/transport.h"
 
 #include "comm/transport/transport_mpi.h"
+#include "comm/transport/vector.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -28,11 +29,13 @@ int transport_message_max(int ranks) { return ranks * MESSAGES_PER_PEER; }
 
 bool transport_init(Transport *transport, const TransportOps *ops, int rank, int ranks, double timeout_s) {
     int max = transport_message_max(ranks);
-    *transport = (Transport){.ops = ops, .rank = rank, .ranks = ranks, .timeout_s = timeout_s, .naming_group = -1};
+    *transport = (Transport){.ops = ops, .rank = rank, .ranks = ranks, .timeout_s = timeout_s, .naming_group = -1,
+                             .vector = &vector_host};
     transport->node = calloc((size_t)ranks, sizeof(int));
+    transport->places = calloc(2 * (size_t)ranks, sizeof(int));
     transport->messages = calloc((size_t)max, sizeof(Message));
     transport->groups = calloc((size_t)max, sizeof(MessageGroup));
-    if (!transport->node || !transport->messages || !transport->groups)
+    if (!transport->node || !transport->places || !transport->messages || !transport->groups)
         return false;
     for (int i = 0; i < max; i++) {
         transport->messages[i].next = i + 1 < max ? &transport->messages[i + 1] : NULL;
@@ -47,6 +50,7 @@ void transport_release(Transport *transport) {
         transport_unshare(transport, transport->regions[0].memory);
     free(transport->regions);
     free(transport->node);
+    free(transport->places);
     free(transport->messages);
     free(transport->groups);
     *transport = (Transport){0};

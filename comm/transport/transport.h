@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 typedef struct Transport Transport;
+typedef struct VectorOps VectorOps; /* comm/transport/vector.h */
 
 /* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 256,
  * bucket modulo 4096 and compressor modulo 16. */
@@ -97,6 +98,9 @@ struct Transport {
     int rank, ranks;
     double timeout_s; /* a rank that waits longer for another one gives up with FAULT, naming it */
     int *node;        /* int[ranks], owned: ranks with equal numbers share a host */
+    const VectorOps *vector; /* arithmetic on the memory that this transport moves */
+    void *lane;              /* of a transport whose memory is a device's: the queue in which it works */
+    int *places;             /* int[2 * ranks], owned: for the groups that a collective cuts */
     /* of the rank */
     int64_t bytes_intra, bytes_inter; /* sent so far to ranks of the same node, and of others */
     MessageLabel label;               /* of the next message */
