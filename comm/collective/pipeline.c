@@ -483,7 +483,8 @@ int64_t pipeline_scratch_elems(const Shape *shape, int64_t elems, const Codec *c
     return carver.elems;
 }
 
-Status pipeline_run(Transport *transport, const Shape *shape, const Stage *stages, const Payload *payload, PipelinePart part) {
+Status pipeline_run(Transport *transport, const Shape *shape, const Stage *stages, const Payload *payload,
+                    PipelinePart part) {
     if (shape->stages == 0 && part != PIPELINE_ALL_GATHER)
         vector_scale(transport, payload->data, payload->elems, payload->scale);
     if (shape->stages == 0 || payload->elems == 0)
