@@ -73,7 +73,7 @@ static Status update(Trainer *t, StepLog *log) {
     if (isfinite(log->loss) && isfinite(log->grad_norm)) {
         adamw_update(&t->adamw, optim, log->lr, clip_scale(log->grad_norm, optim->grad_clip), t->stage.params,
                      t->stage.grads);
-        TRY(shard ? stage_params_out(&t->stage, shard) : stage_check(&t->stage));
+        TRY(shard ? stage_shard_out(&t->stage, shard) : stage_check(&t->stage));
         sync_commit(t->sync);
     } else {
         t->skipped++;

@@ -24,6 +24,9 @@ int gpu_count(const char **why);
 Status gpu_open(Gpu **gpu, int local_rank);
 void gpu_close(Gpu *gpu); /* waits for its work; accepts NULL */
 
+/* Calls by the calling thread concern this Gpu from now on. gpu_open does that too. */
+void gpu_use(const Gpu *gpu);
+
 const char *gpu_name(const Gpu *gpu); /* "NVIDIA H200, sm_90, 139.8 GiB" */
 size_t gpu_memory_free_bytes(const Gpu *gpu);
 

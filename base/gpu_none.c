@@ -15,6 +15,7 @@ Status gpu_open(Gpu **gpu, int local_rank) {
 }
 
 /* There never is a Gpu that these could be given, but the NULL that gpu_close accepts. */
+void gpu_use(const Gpu *gpu) { assert(!gpu), (void)gpu; }
 void gpu_close(Gpu *gpu) { assert(!gpu), (void)gpu; }
 const char *gpu_name(const Gpu *gpu) { return assert(!gpu), (void)gpu, ""; }
 size_t gpu_memory_free_bytes(const Gpu *gpu) { return assert(!gpu), (void)gpu, (size_t)0; }

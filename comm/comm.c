@@ -18,8 +18,8 @@ const char comm_compressors[] = "none|bf16|int8|int4|topk";
 const char comm_requantisations[] = "no|ring";
 
 const Option comm_options[] = {
-    {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop",
-     .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads)"},
+    {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop|nccl",
+     .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads); gradients on GPUs: nccl"},
     {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = comm_algorithms,
      .help = "all-reduce of gradients; native: the transport's own"},
     {"leader", OPTION_BOOL, offsetof(CommConfig, leader), "no",
@@ -130,6 +130,7 @@ Status comm_create(Comm **result, Transport *transport) {
     int ranks = transport->ranks, *members = calloc((size_t)ranks, sizeof(int));
     comm->transport = transport;
     comm->world = (Group){transport, members, ranks, transport->rank};
+    comm->scratch_memory = &host_memory;
     comm->gathered = calloc((size_t)ranks * COMM_REDUCE_COUNT, sizeof(double));
     if (!members || !comm->gathered)
         return fault("no memory for the ranks' group");
@@ -158,7 +159,7 @@ int comm_local_rank(const Comm *comm) { return comm->local_rank; }
 int comm_local_ranks(const Comm *comm) { return comm->local_ranks; }
 int comm_nodes(const Comm *comm) { return comm->nodes; }
 int comm_node(const Comm *comm) { return comm->node; }
-const char *comm_transport_name(const Comm *comm) { return comm->transport->ops->name; }
+const char *comm_transport_name(const Comm *comm) { return comm->world.transport->ops->name; }
 
 /* ---- small things ---- */
 

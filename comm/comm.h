@@ -12,6 +12,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "base/gpu.h"
 #include "base/memory.h"
 #include "base/param.h"
 
@@ -20,7 +21,7 @@
 #include <stdint.h>
 
 typedef struct CommConfig {
-    int transport;          /* [comm] transport: auto|mpi|loop */
+    int transport;          /* [comm] transport: auto|mpi|loop|nccl */
     int algorithm;          /* auto, or the name of a collective */
     bool leader;            /* hierarchical: one rank per node talks to other nodes, instead of each for its shard */
     bool overlap;           /* buckets leave during backward; no: all of them after it */
@@ -77,6 +78,20 @@ int comm_nodes(const Comm *comm);
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 const char *comm_transport_name(const Comm *comm);
 
+/* ---- gradients on GPUs ---- */
+
+/* From now on the sync works on arrays in this Gpu's memory, by NCCL, if comm.transport is auto or nccl and can do that:
+ * comm_on_gpu tells. Where it cannot, and for comm.transport = mpi or loop, the sync goes on to work on the host's memory.
+ * FAULT where nccl is asked for and impossible. Collective; before sync_create. */
+Status comm_use_gpu(Comm *comm, const CommConfig *config, Gpu *gpu);
+bool comm_on_gpu(const Comm *comm);
+
+/* Before the Gpu is closed, and after sync_destroy. Not collective. */
+void comm_leave_gpu(Comm *comm);
+
+/* Why not, in a few words, "" where there is nothing to say. */
+const char *comm_gpu_note(const Comm *comm);
+
 /* ---- memory in which gradients should be born: shared by the node's ranks. alloc is collective (same order and
  * sizes), free is not ---- */
 const Allocator *comm_memory(Comm *comm);
@@ -119,12 +134,12 @@ typedef struct Sync Sync;
 /* What is synchronised; arrays are borrowed. */
 typedef struct SyncSetup {
     const ParamTable *table;
-    float *grads;  /* f32[table->elems], from comm_memory() */
+    float *grads;  /* f32[table->elems], from comm_memory(), or from the Gpu's memory if comm_on_gpu() */
     bool sharded;  /* ZeRO-1 (Rajbhandari et al., 2020): each rank gets the mean of its shard only, updates that, and
                     * the parameters are gathered under the next forward pass */
-    float *params; /* f32[table->elems], from comm_memory(); only if sharded */
+    float *params; /* f32[table->elems], of the same memory; only if sharded */
     /* Split embedding: gradients[0] is the head's, f32[>= vocab][channels], and sync_lookup() tells where the lookup's
-     * belongs. vocab 0: the embedding has one gradient. */
+     * belongs. vocab 0: the embedding has one gradient; so if comm_on_gpu(). */
     int vocab, channels;
     int64_t tokens; /* that a rank looks up in a step, at most */
 } SyncSetup;

@@ -10,10 +10,14 @@
 struct Comm {
     /* set once */
     Transport *transport; /* borrowed */
-    Group world;
+    Group world;          /* over the transport that moves gradients: `transport`, or `device` */
+    Transport *device;    /* owned; NULL where gradients are in the host's memory */
+    const Allocator *scratch_memory; /* of the kind in which gradients are */
     int local_rank, local_ranks, node, nodes;
     Engine *engine; /* owned; NULL with a single rank */
     Allocator memory; /* what comm_memory returns */
+    Gpu *gpu;             /* borrowed; NULL without */
+    const char *gpu_note; /* a constant, or NULL */
     /* of the rank */
     double *gathered;    /* f64[ranks][COMM_REDUCE_COUNT], owned */
     bool outcome_shared; /* the last failure is known to every rank, which returns the same one */

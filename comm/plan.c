@@ -58,7 +58,8 @@ static const Collective *choose(const Comm *comm, const CommConfig *config, bool
     int nodes = comm->nodes, ranks = comm_ranks(comm);
     bool small = elems * (int64_t)sizeof(float) <= (nodes == 1 ? SMALL_INSIDE_BYTES : SMALL_BETWEEN_BYTES);
     if (strcmp(name, "auto") == 0)
-        name = nodes > 1 && nodes < ranks ? "hierarchical"
+        name = comm_on_gpu(comm) && !pipeline ? "native"
+               : nodes > 1 && nodes < ranks ? "hierarchical"
                : pipeline                 ? "reduce_scatter"
                : small                    ? "tree"
                : nodes == 1               ? "reduce_scatter"

@@ -78,7 +78,7 @@ static bool alone(const Sync *sync) { return comm_ranks(sync->comm) == 1; }
 
 static void free_planned(Sync *sync) {
     plan_destroy(&sync->plan);
-    memory_free(&host_memory, sync->scratch);
+    memory_free(sync->comm->scratch_memory, sync->scratch);
     free(sync->missing);
     free(sync->stale);
     free(sync->bucket_stats);
@@ -94,7 +94,7 @@ static Status build_plan(Sync *sync) {
     sync->bucket_stats = calloc(count, sizeof *sync->bucket_stats);
     sync->sums = calloc(count, sizeof *sync->sums);
     sync->measured = 0;
-    sync->scratch = memory_alloc(&host_memory, ((size_t)sync->plan.scratch_elems + 1) * sizeof(float));
+    sync->scratch = memory_alloc(sync->comm->scratch_memory, ((size_t)sync->plan.scratch_elems + 1) * sizeof(float));
     if (!sync->missing || !sync->stale || !sync->bucket_stats || !sync->sums || !sync->scratch)
         return fault("no memory for %d buckets", sync->plan.count);
     return OK;
@@ -182,9 +182,10 @@ static Status compare_plans(Sync *sync) {
 }
 
 static Status measure_links(Sync *sync) {
-    sync->calibrated = sync->config.calibrate;
+    sync->calibrated = sync->config.calibrate && !comm_on_gpu(sync->comm);
     if (!sync->calibrated) {
-        snprintf(sync->links, sizeof sync->links, "not measured (comm.calibrate = no)");
+        snprintf(sync->links, sizeof sync->links, "not measured%s",
+                 comm_on_gpu(sync->comm) ? " between GPUs" : " (comm.calibrate = no)");
         return OK;
     }
     TRY(engine_call(sync->comm->engine, calibrate_job, sync));
@@ -346,6 +347,7 @@ static Status wait_until(Sync *sync, const bool *flag, const atomic_int *missing
  * ahead; then it is the last, and waits until forward has read them. */
 static Status gather_params(Sync *sync) {
     double start_s = clock_s();
+    transport_follow(sync->comm->world.transport, sync->plan.count); /* the update */
     int count = sync->plan.count, shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
     if (sync->lookup.count > 0)
         TRY(gather_rows(sync));
@@ -356,6 +358,7 @@ static Status gather_params(Sync *sync) {
         set_label(sync, b);
         Payload payload = payload_of(sync, b, sync->setup.params);
         TRY(sync->plan.collectives[b]->all_gather(&sync->comm->world, &payload));
+        TRY(transport_flush(sync->comm->world.transport));
         arrived(sync, &sync->stale[b]);
         if (i + 1 == shift) /* the whole matrix instead of its rows */
             arrived(sync, &sync->rows_stale);
@@ -389,16 +392,21 @@ static Status wait_until(Sync *sync, const bool *flag, const atomic_int *missing
     return cancelled ? fault("cancelled") : OK;
 }
 
+static void stamp_start(void *user, int b) { ((Sync *)user)->bucket_stats[b].start_ms = now_ms(user); }
+static void stamp_done(void *user, int b) { ((Sync *)user)->bucket_stats[b].done_ms = now_ms(user); }
+
 static Status reduce_bucket(Sync *sync, int b) {
+    Transport *transport = sync->comm->world.transport;
     const Collective *collective = sync->plan.collectives[b];
     Payload payload = payload_of(sync, b, sync->setup.grads);
     if (sync->codec && collective->compresses && sync->step > sync->config.warmup_steps)
         payload.codec = sync->codec;
     TRY(wait_until(sync, &sync->released, &sync->missing[b]));
-    sync->bucket_stats[b].start_ms = now_ms(sync);
+    transport_follow(transport, b);
+    transport_call(transport, stamp_start, sync, b);
     set_label(sync, b);
     TRY((sync->setup.sharded ? collective->reduce_scatter : collective->allreduce)(&sync->comm->world, &payload));
-    sync->bucket_stats[b].done_ms = now_ms(sync);
+    transport_call(transport, stamp_done, sync, b);
     return OK;
 }
 
@@ -426,16 +434,21 @@ static Status backward_job(void *argument) {
         TRY(reduce_bucket(sync, (i + shift) % count));
     if (sync->lookup.count > 0)
         TRY(reduce_lookup(sync));
+    TRY(transport_flush(sync->comm->world.transport));
     set_label(sync, -1);
     return OK;
 }
 
 /* ---- the rank's threads: forward ---- */
 
-static void count_bytes(Sync *sync) {
-    sync->bytes_intra = sync->comm->transport->bytes_intra;
-    sync->bytes_inter = sync->comm->transport->bytes_inter;
+/* Sent by this rank so far. */
+static void sent_bytes(const Sync *sync, int64_t *intra, int64_t *inter) {
+    const Transport *host = sync->comm->transport, *device = sync->comm->device;
+    *intra = host->bytes_intra + (device ? device->bytes_intra : 0);
+    *inter = host->bytes_inter + (device ? device->bytes_inter : 0);
 }
+
+static void count_bytes(Sync *sync) { sent_bytes(sync, &sync->bytes_intra, &sync->bytes_inter); }
 
 void sync_forward_begin(Sync *sync, const int *tokens, int64_t count) {
     assert(!sync->begun && !sync->forward);
@@ -560,6 +573,7 @@ void sync_mark_ready(void *user, int gradient) {
     (void)before;
     int b = first_bucket_of(sync, gradient);
     for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++) {
+        transport_mark(sync->comm->world.transport, b);
         if (atomic_fetch_sub(&sync->missing[b], 1) > 1)
             continue;
         pthread_mutex_lock(&sync->lock);
@@ -613,8 +627,9 @@ static void measure(Sync *sync, double wait_start_ms) {
     }
     double error = sync->codec ? codec_measure(sync->codec) : 0;
     stats->compress_error = error > 0 ? sqrt(error) : 0;
-    stats->bytes_intra = sync->comm->transport->bytes_intra - sync->bytes_intra;
-    stats->bytes_inter = sync->comm->transport->bytes_inter - sync->bytes_inter;
+    sent_bytes(sync, &stats->bytes_intra, &stats->bytes_inter);
+    stats->bytes_intra -= sync->bytes_intra;
+    stats->bytes_inter -= sync->bytes_inter;
 }
 
 Status sync_wait(Sync *sync) {
@@ -640,6 +655,8 @@ Status sync_wait(Sync *sync) {
 void sync_commit(Sync *sync) {
     assert(!sync->begun);
     sync->dirty = sync->setup.sharded;
+    if (sync->dirty)
+        transport_mark(sync->comm->world.transport, sync->plan.count);
     if (!sync->codec || sync->step <= sync->config.warmup_steps)
         return;
     codec_commit(sync->codec);

@@ -6,10 +6,11 @@
 
 static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
 
-Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params,
+Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamTable *table, float *host_params,
                     float *host_grads) {
     *stage = (Stage){.params = host_params, .grads = host_grads, .gpu = device->gpu, .memory = device->memory,
-                     .table = table, .host_params = host_params, .host_grads = host_grads, .alone = true};
+                     .table = table, .host_params = host_params, .host_grads = host_grads,
+                     .copies = device->gpu && comm_ranks(comm) > 1 && !comm_on_gpu(comm)};
     if (!stage->gpu)
         return OK;
     stage->params = memory_alloc(stage->memory, bytes_of(table->elems));
@@ -33,11 +34,10 @@ void stage_destroy(Stage *stage) {
     memory_free(stage->memory, stage->params);
 }
 
-Status stage_connect(Stage *stage, Sync *sync, int ranks, bool sharded, int64_t rows_elems) {
+Status stage_connect(Stage *stage, Sync *sync, bool sharded, int64_t rows_elems) {
     stage->sync = sync;
-    stage->alone = ranks == 1;
     stage->sharded = sharded;
-    stage->rows_elems = stage->gpu ? rows_elems : 0;
+    stage->rows_elems = stage->copies ? rows_elems : 0;
     if (stage->rows_elems == 0)
         return OK;
     stage->rows = memory_alloc(stage->memory, bytes_of(rows_elems));
@@ -48,7 +48,7 @@ Status stage_connect(Stage *stage, Sync *sync, int ranks, bool sharded, int64_t 
 
 void stage_ready(void *user, int gradient) {
     Stage *stage = user;
-    if (!stage->gpu || stage->alone) {
+    if (!stage->copies) {
         sync_mark_ready(stage->sync, gradient);
         return;
     }
@@ -59,14 +59,14 @@ void stage_ready(void *user, int gradient) {
 
 SyncLookup stage_lookup(const Stage *stage) {
     SyncLookup lookup = sync_lookup(stage->sync);
-    if (lookup.rows && stage->gpu)
+    if (lookup.rows && stage->copies)
         lookup.rows = stage->rows;
     return lookup;
 }
 
 Status stage_rows_out(Stage *stage) {
     SyncLookup lookup = sync_lookup(stage->sync);
-    if (!stage->gpu || !lookup.rows)
+    if (!stage->copies || !lookup.rows)
         return OK;
     int64_t channels = stage->table->params[0].cols; /* the embedding stands first where it is split */
     gpu_copy_out(stage->gpu, lookup.rows, stage->rows, bytes_of(lookup.slots * channels), NULL, NULL, 0);
@@ -74,7 +74,7 @@ Status stage_rows_out(Stage *stage) {
 }
 
 void stage_means_in(Stage *stage, const Shard *shard) {
-    if (!stage->gpu || stage->alone)
+    if (!stage->copies)
         return;
     const Slice all = {0, stage->table->elems};
     const Slice *slices = shard ? shard->slices : &all;
@@ -93,24 +93,33 @@ void stage_need(void *user, int gradient) {
     Stage *stage = user;
     sync_need(stage->sync, gradient);
     const Gradient *g = &stage->table->gradients[gradient];
-    if (stage->gpu && stage->sharded && !stage->alone)
+    if (stage->copies && stage->sharded)
         params_in(stage, g->offset, g->elems);
 }
 
 void stage_forward_end(Stage *stage) {
     const Gradient *embedding = &stage->table->gradients[0];
-    if (stage->rows && stage->sharded && !stage->alone)
+    if (stage->rows && stage->sharded)
         params_in(stage, embedding->offset, embedding->elems);
 }
 
-Status stage_params_out(Stage *stage, const Shard *shard) {
+static void params_out(Stage *stage, Slice slice) {
+    gpu_copy_out(stage->gpu, stage->host_params + slice.start, stage->params + slice.start, bytes_of(slice.elems), NULL,
+                 NULL, 0);
+}
+
+Status stage_shard_out(Stage *stage, const Shard *shard) {
+    for (int i = 0; stage->copies && i < shard->count; i++)
+        params_out(stage, shard->slices[i]);
+    return stage_check(stage);
+}
+
+Status stage_params_whole(Stage *stage) {
     if (!stage->gpu)
         return OK;
-    const Slice all = {0, stage->table->elems};
-    const Slice *slices = shard ? shard->slices : &all;
-    for (int i = 0; i < (shard ? shard->count : 1); i++)
-        gpu_copy_out(stage->gpu, stage->host_params + slices[i].start, stage->params + slices[i].start,
-                     bytes_of(slices[i].elems), NULL, NULL, 0);
+    if (stage->sharded && stage->copies)
+        return stage_params_in(stage);
+    params_out(stage, (Slice){0, stage->table->elems});
     return gpu_finish(stage->gpu);
 }
 

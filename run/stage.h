@@ -5,7 +5,8 @@
  *     device   backward: gradient ---.                       .--> update            forward: parameter <--.
  *     host                            '--> sync, mean ------'                       sync_need ------------'
  *
- * One rank alone has nobody to talk to: its gradients stay where they are. */
+ * One rank alone has nobody to talk to, and where comm works on the GPU's memory nothing needs to move: gradients stay
+ * where they are. */
 #ifndef RUN_STAGE_H
 #define RUN_STAGE_H
 
@@ -24,16 +25,17 @@ typedef struct Stage {
     float *rows;                     /* f32[rows_elems], of the lookup; NULL without */
     int64_t rows_elems;
     Sync *sync;
-    bool alone;
+    bool copies;  /* between gradients here and there */
     bool sharded;
 } Stage;
 
-/* host_params and host_grads are the arrays that the sync will work on. */
-Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params, float *host_grads);
+/* host_params and host_grads are where comm sees them; the sync works on host_grads or, if comm_on_gpu(), on grads. */
+Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamTable *table, float *host_params,
+                    float *host_grads);
 void stage_destroy(Stage *stage); /* accepts a zeroed one */
 
 /* The sync is there. rows_elems: the most that sync_lookup's rows can hold, half of the vocabulary's; 0 without. */
-Status stage_connect(Stage *stage, Sync *sync, int ranks, bool sharded, int64_t rows_elems);
+Status stage_connect(Stage *stage, Sync *sync, bool sharded, int64_t rows_elems);
 
 void stage_ready(void *stage, int gradient); /* a ReadyFn: sync_mark_ready, once the gradient has arrived */
 void stage_need(void *stage, int gradient);  /* a NeedFn: sync_need, and the parameters are on their way */
@@ -50,8 +52,13 @@ Status stage_rows_out(Stage *stage);
 /* The means (of a sharded sync: of the shard) are on their way to the model's memory. */
 void stage_means_in(Stage *stage, const Shard *shard);
 
-/* The updated parameters; shard NULL: all. Returns when they have arrived. */
-Status stage_params_out(Stage *stage, const Shard *shard);
+/* A rank has updated its shard: returns when that is where the sync gathers it from. */
+Status stage_shard_out(Stage *stage, const Shard *shard);
+
+/* The sync has gathered all parameters, or every rank has them: both arrays hold them when it returns. */
+Status stage_params_whole(Stage *stage);
+
+/* host_params were filled. */
 Status stage_params_in(Stage *stage);
 
 /* AdamW's moments on the host, for a checkpoint: `host` becomes a copy of adamw (of adamw itself on the cpu), to be

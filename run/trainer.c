@@ -16,7 +16,9 @@ enum { RUNTIME_BYTES = 256 << 20, TRACE_EVENTS = 20000 }; /* buffers of BLAS and
 /* ---- checking ---- */
 
 /* With one rank nothing travels, and the embedding's two gradients are better summed at once. */
-static bool splits_embedding(const Trainer *t) { return t->settings->comm.split_embedding && t->ranks > 1; }
+static bool splits_embedding(const Trainer *t) {
+    return t->settings->comm.split_embedding && t->ranks > 1 && !comm_on_gpu(t->comm);
+}
 
 static Gpt2Options model_options(const Trainer *t) {
     return (Gpt2Options){.max_B = (int)t->settings->train.batch, .max_T = (int)t->settings->train.seq_len,
@@ -42,7 +44,6 @@ static Status check_input(Trainer *t) {
     if (t->tokenizer && tokenizer_vocab(t->tokenizer) != t->model_config.vocab)
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
-    gpt2_param_table(&t->model_config, splits_embedding(t), &t->table);
     Gpt2Options options = model_options(t);
     TRY(device_open(&t->device, s, &t->model_config, &options, t->rank));
     if (!t->device.computes && s->run.resume)
@@ -87,6 +88,9 @@ Status trainer_check(Trainer *t) {
     uint64_t hash = settings_hash(t->settings); /* ranks may have read different files or command lines */
     TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
     TRY(comm_agree(t->comm, check_input(t)));
+    if (t->device.gpu)
+        TRY(comm_use_gpu(t->comm, &t->settings->comm, t->device.gpu));
+    gpt2_param_table(&t->model_config, splits_embedding(t), &t->table);
     return print_header(t);
 }
 
@@ -103,20 +107,20 @@ static Status allocate(Trainer *t) {
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || !t->grads || !t->inputs || !t->targets)
         return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
-    TRY(stage_create(&t->stage, &t->device, &t->table, t->params, t->grads));
+    TRY(stage_create(&t->stage, &t->device, t->comm, &t->table, t->params, t->grads));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
                        t->device.ops, t->device.memory);
 }
 
 static Status synchronise(Trainer *t) {
     const Settings *s = t->settings;
-    SyncSetup setup = {.table = &t->table, .grads = t->grads, .sharded = s->optim.zero, .params = t->params};
-    if (splits_embedding(t))
-        setup = (SyncSetup){.table = &t->table, .grads = t->grads, .sharded = s->optim.zero, .params = t->params,
-                            .vocab = t->model_config.vocab, .channels = t->model_config.channels,
-                            .tokens = t->micro_steps * s->train.batch * s->train.seq_len};
+    bool on_gpu = comm_on_gpu(t->comm), splits = splits_embedding(t);
+    SyncSetup setup = {.table = &t->table, .grads = on_gpu ? t->stage.grads : t->grads, .sharded = s->optim.zero,
+                       .params = on_gpu ? t->stage.params : t->params, .vocab = splits ? t->model_config.vocab : 0,
+                       .channels = t->model_config.channels,
+                       .tokens = t->micro_steps * s->train.batch * s->train.seq_len};
     TRY(sync_create(&t->sync, t->comm, &s->comm, &setup));
-    TRY(stage_connect(&t->stage, t->sync, t->ranks, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
+    TRY(stage_connect(&t->stage, t->sync, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
     gpt2_on_need(t->model, stage_need, &t->stage);
     if (t->device.computes)
         TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), t->device.memory));
@@ -197,7 +201,7 @@ Status trainer_build(Trainer *t) {
 
 Status trainer_gather_params(Trainer *t) {
     TRY(sync_gather_params(t->sync));
-    return sync_shard(t->sync, t->rank) ? stage_params_in(&t->stage) : stage_params_out(&t->stage, NULL);
+    return stage_params_whole(&t->stage);
 }
 
 Status trainer_save(Trainer *t) {
@@ -245,6 +249,7 @@ void trainer_destroy(Trainer *t) {
     adamw_destroy(&t->adamw);
     gpt2_destroy(t->model);
     stage_destroy(&t->stage);
+    comm_leave_gpu(t->comm);
     device_close(&t->device);
     free(t->targets);
     free(t->inputs);

@@ -8,6 +8,9 @@
 #include "comm/transport/transport.h"
 
 #include "comm/transport/transport_mpi.h"
+#ifdef HAVE_CUDA
+#include "comm/transport/transport_nccl.h"
+#endif
 #include "comm/transport/vector.h"
 
 #include <assert.h>
@@ -20,6 +23,14 @@ enum { MESSAGES_PER_PEER = 64 };
 const ProcessTransport *process_transport(void) {
 #ifdef HAVE_MPI
     return &mpi_processes;
+#else
+    return NULL;
+#endif
+}
+
+const DeviceTransport *device_transport(void) {
+#ifdef HAVE_CUDA
+    return &nccl_device;
 #else
     return NULL;
 #endif
@@ -175,6 +186,25 @@ Status transport_group_wait(Transport *transport, Ticket ticket) {
 Status transport_group_end(Transport *transport) {
     return transport_group_wait(transport, transport_group_start(transport));
 }
+
+void transport_mark(Transport *transport, int mark) {
+    if (transport->ops->mark)
+        transport->ops->mark(transport, mark);
+}
+
+void transport_follow(Transport *transport, int mark) {
+    if (transport->ops->follow)
+        transport->ops->follow(transport, mark);
+}
+
+void transport_call(Transport *transport, CallFn *fn, void *user, int argument) {
+    if (transport->ops->call)
+        transport->ops->call(transport, fn, user, argument);
+    else
+        fn(user, argument);
+}
+
+Status transport_flush(Transport *transport) { return transport->ops->flush ? transport->ops->flush(transport) : OK; }
 
 void transport_abandon(Transport *transport) {
     if (transport->failed == OK)

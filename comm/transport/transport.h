@@ -18,6 +18,7 @@
 #define COMM_TRANSPORT_TRANSPORT_H
 
 #include "base/error.h"
+#include "base/gpu.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -72,6 +73,8 @@ typedef struct Region {
     char **peer; /* char *[ranks], owned: where the same place of each rank's memory is, or NULL */
 } Region;
 
+typedef void CallFn(void *user, int argument);
+
 typedef struct TransportOps {
     const char *name; /* as in [comm] transport */
     bool one_process; /* ranks are threads, which share all memory */
@@ -88,6 +91,12 @@ typedef struct TransportOps {
 
     /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. */
     Status (*allreduce_sum)(Transport *transport, float *data, int64_t elems);
+
+    /* Of a transport that moves a device's memory; NULL where work is done when a call returns. See below. */
+    void (*mark)(Transport *transport, int mark);
+    void (*follow)(Transport *transport, int mark);
+    void (*call)(Transport *transport, CallFn *fn, void *user, int argument);
+    Status (*flush)(Transport *transport);
 } TransportOps;
 
 enum { INCOMING, OUTGOING };
@@ -133,6 +142,18 @@ Ticket transport_group_start(Transport *transport); /* an empty group is complet
 Status transport_group_test(Transport *transport, Ticket group, bool *complete);
 Status transport_group_wait(Transport *transport, Ticket group); /* sleeps or backs off */
 Status transport_group_end(Transport *transport); /* start and wait */
+
+/* A device's memory. Messages and vector operations then join the transport's lane, and a group is complete, for this
+ * rank's later calls, as soon as it has started; what it brought is there for what stands behind it in the lane. On the
+ * host there is no lane: mark, follow and flush do nothing, call calls at once.
+ *     mark    by the thread that computes: what it has asked its device for so far
+ *     follow  what joins the lane from now on waits for the last mark of that number
+ *     call    fn is called when all that is in the lane now is done
+ *     flush   returns when the lane is empty; FAULT when that takes longer than timeout_s */
+void transport_mark(Transport *transport, int mark);
+void transport_follow(Transport *transport, int mark);
+void transport_call(Transport *transport, CallFn *fn, void *user, int argument);
+Status transport_flush(Transport *transport);
 
 /* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT. */
 void transport_abandon(Transport *transport);
@@ -199,5 +220,18 @@ typedef struct ProcessTransport {
 
 /* NULL in a build without any. */
 const ProcessTransport *process_transport(void);
+
+/* ---- ranks that compute on GPUs ---- */
+
+/* A transport between the memories of the ranks' GPUs; `control`, over which they talk already, must outlive it. */
+typedef struct DeviceTransport {
+    const char *name;
+    /* Collective: succeeds or fails on all ranks alike. */
+    Status (*create)(Transport **transport, Transport *control, Gpu *gpu);
+    void (*destroy)(Transport *transport);
+} DeviceTransport;
+
+/* NULL in a build without any. */
+const DeviceTransport *device_transport(void);
 
 #endif
