@@ -81,6 +81,7 @@ LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), $(wildcard base/*.c data/*.c
 ifeq ($(CUDA_MODE),0)
 TEST_SOURCES := $(filter-out tests/test_cuda_%, $(TEST_SOURCES))
 else
+LIBRARY_SOURCES := $(filter-out base/gpu_none.c, $(LIBRARY_SOURCES))
 LIBRARY_SOURCES += $(filter-out $(if $(CUDNN),,model/attention_cudnn.cu) $(if $(NCCL),,comm/transport/transport_nccl.cu), \
                      $(wildcard base/*.cu model/*.cu optim/*.cu comm/*/*.cu))
 endif

@@ -8,7 +8,7 @@
 #include "comm/transport/transport.h"
 
 #include "comm/transport/transport_mpi.h"
-#ifdef HAVE_CUDA
+#ifdef HAVE_NCCL
 #include "comm/transport/transport_nccl.h"
 #endif
 #include "comm/transport/vector.h"
@@ -29,7 +29,7 @@ const ProcessTransport *process_transport(void) {
 }
 
 const DeviceTransport *device_transport(void) {
-#ifdef HAVE_CUDA
+#ifdef HAVE_NCCL
     return &nccl_device;
 #else
     return NULL;

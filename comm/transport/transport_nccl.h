@@ -1,4 +1,4 @@
-/* Messages between the memories of GPUs, by NCCL. Only in builds with CUDA. See transport_nccl.cu. */
+/* Messages between the memories of GPUs, by NCCL. Only in builds with NCCL. See transport_nccl.cu. */
 #ifndef COMM_TRANSPORT_TRANSPORT_NCCL_H
 #define COMM_TRANSPORT_TRANSPORT_NCCL_H
 

@@ -1,0 +1,165 @@
+/* Collectives on device memory: NCCL's transport, in every shape of a world, gives the bits that the loop transport gives
+ * on the host's memory, whatever the order in which the device does what may be done in any order. */
+#include "base/gpu.h"
+#include "comm/transport/vector.h"
+#include "tests/check.h"
+#include "tests/cuda/stand_ins.h"
+#include "tests/loop_world.h"
+
+enum { DEVICES = 16, ELEMS_MAX = 200003 };
+
+/* One rank's GPU, with its transport beside the host's. */
+typedef struct Rank {
+    Gpu *gpu;
+    Group host, device;
+    float *data; /* f32[ELEMS_MAX], of the device */
+} Rank;
+
+static void rank_close(Rank *rank) {
+    if (rank->device.transport)
+        device_transport()->destroy(rank->device.transport);
+    if (rank->data)
+        memory_free(gpu_memory(rank->gpu), rank->data);
+    gpu_close(rank->gpu);
+}
+
+static Status rank_open(Rank *rank, Transport *transport) {
+    *rank = (Rank){.host = {transport, in_order, transport->ranks, transport->rank}};
+    TRY(gpu_open(&rank->gpu, transport->rank));
+    rank->data = memory_alloc(gpu_memory(rank->gpu), ELEMS_MAX * sizeof(float));
+    EXPECT(rank->data);
+    rank->device = rank->host;
+    return device_transport()->create(&rank->device.transport, transport, rank->gpu);
+}
+
+/* values f32[elems] become their all-reduce, on the device. */
+static Status on_device(const Rank *rank, const Collective *collective, float *values, int64_t elems, float scale) {
+    int64_t scratch_elems = collective->scratch_elems(&rank->device, elems, NULL);
+    float *scratch = memory_alloc(gpu_memory(rank->gpu), ((size_t)scratch_elems + 1) * sizeof(float));
+    EXPECT(scratch);
+    gpu_copy_in(rank->gpu, rank->data, values, (size_t)elems * sizeof(float));
+    TRY(gpu_finish(rank->gpu));
+    transport_mark(rank->device.transport, 3);
+    transport_follow(rank->device.transport, 3);
+    TRY(collective->allreduce(&rank->device,
+                              &(Payload){.data = rank->data, .elems = elems, .scale = scale, .scratch = scratch}));
+    TRY(transport_flush(rank->device.transport));
+    gpu_copy_out(rank->gpu, values, rank->data, (size_t)elems * sizeof(float), NULL, NULL, 0);
+    TRY(gpu_finish(rank->gpu));
+    memory_free(gpu_memory(rank->gpu), scratch);
+    return OK;
+}
+
+static void fill(float *values, int rank, int64_t elems) {
+    for (int64_t i = 0; i < elems; i++)
+        values[i] = case_random_value(rank, i);
+}
+
+static Status compare(const Rank *rank, const Collective *collective, int64_t elems) {
+    int self = rank->host.self;
+    float *here = case_floats(elems), *there = case_floats(elems);
+    fill(here, self, elems);
+    fill(there, self, elems);
+    TRY(case_allreduce(&rank->host, collective, here, elems, case_scale(self)));
+    TRY(on_device(rank, collective, there, elems, case_scale(self)));
+    for (int64_t i = 0; i < elems; i++)
+        if (memcmp(&here[i], &there[i], sizeof(float)) != 0)
+            return fault("%s of %lld: value %lld is %.9g on the device, %.9g on the host", collective->name,
+                         (long long)elems, (long long)i, (double)there[i], (double)here[i]);
+    free(here);
+    free(there);
+    return OK;
+}
+
+/* NCCL's own has an order of its own: near the sum in f64, and the same everywhere. */
+static Status check_native(const Rank *rank, const Expected *expected, int64_t elems) {
+    float *values = case_floats(elems);
+    fill(values, rank->host.self, elems);
+    TRY(on_device(rank, &collective_native, values, elems, case_scale(rank->host.self)));
+    for (int64_t i = 0; i < elems; i++)
+        EXPECT(fabs(values[i] - expected->random_f64[i]) <= expected->error_bound[i]);
+    free(values);
+    return OK;
+}
+
+static Status all_collectives(const World *world, const Rank *rank) {
+    const Collective *const collectives[] = {&collective_naive, &collective_ring, &collective_tree,
+                                             &collective_reduce_scatter, &collective_hierarchical, &collective_leader};
+    const int64_t n = rank->host.size, sizes[] = {0, 1, n + 1, 997, 4097, 65537, ELEMS_MAX};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        for (size_t c = 0; c < sizeof collectives / sizeof *collectives; c++)
+            TRY(compare(rank, collectives[c], sizes[s]));
+        TRY(check_native(rank, &world->expected, sizes[s]));
+    }
+    return OK;
+}
+
+static Status body(const World *world, Transport *transport) {
+    Rank rank;
+    Status status = rank_open(&rank, transport);
+    if (status == OK)
+        status = all_collectives(world, &rank);
+    rank_close(&rank);
+    return status;
+}
+
+static const char *const worlds[] = {"1 node of 2", "1 node of 3", "2 nodes of 1", "2 nodes of 2", "3 and 2",
+                                     "1 and 4", "2 nodes of 4", "2 and 3, mixed"};
+
+static void test_bits(void **state) {
+    (void)state;
+    cudart_devices(DEVICES);
+    for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
+        if (run_world(place_named(worlds[w]), body, NULL, NULL, ELEMS_MAX) != OK)
+            fail_msg("%s: %s", worlds[w], error_line());
+}
+
+static void test_late(void **state) {
+    (void)state;
+    cudart_devices(DEVICES);
+    cudart_late(true);
+    Status status = run_world(place_named("2 nodes of 2"), body, NULL, NULL, ELEMS_MAX);
+    cudart_late(false);
+    if (status != OK)
+        fail_msg("%s", error_line());
+}
+
+/* What a mark is for: the lane may not read what the computing stream has not written yet. */
+static Status follow_body(const World *world, Transport *transport) {
+    enum { ELEMS = 5000 };
+    (void)world;
+    Rank rank;
+    TRY(rank_open(&rank, transport));
+    float values[ELEMS], sums[ELEMS];
+    for (int round = 1; round <= 5; round++) {
+        for (int i = 0; i < ELEMS; i++)
+            values[i] = (float)(round * (transport->rank + 1));
+        gpu_copy_in(rank.gpu, rank.data, values, sizeof values); /* computing waits for it, and so does the mark */
+        transport_mark(rank.device.transport, round);
+        transport_follow(rank.device.transport, round);
+        TRY(collective_native.allreduce(&rank.device, &(Payload){.data = rank.data, .elems = ELEMS, .scale = 1}));
+        TRY(transport_flush(rank.device.transport));
+        gpu_copy_out(rank.gpu, sums, rank.data, sizeof sums, NULL, NULL, 0);
+        TRY(gpu_finish(rank.gpu));
+        for (int i = 0; i < ELEMS; i++)
+            EXPECT(sums[i] == (float)(3 * round));
+    }
+    rank_close(&rank);
+    return OK;
+}
+
+static void test_follow(void **state) {
+    (void)state;
+    cudart_devices(DEVICES);
+    cudart_late(true);
+    Status status = run_world(place_named("1 node of 2"), follow_body, NULL, NULL, 1);
+    cudart_late(false);
+    if (status != OK)
+        fail_msg("%s", error_line());
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_late),
+                                       cmocka_unit_test(test_follow)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
