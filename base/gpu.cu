@@ -121,6 +121,8 @@ void gpu_close(Gpu *gpu) {
     free(gpu);
 }
 
+void gpu_use(const Gpu *gpu) { cudaSetDevice(gpu->device); }
+
 const char *gpu_name(const Gpu *gpu) { return gpu->name; }
 void *gpu_stream(const Gpu *gpu) { return gpu->computing; }
 

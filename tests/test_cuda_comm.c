@@ -57,7 +57,7 @@ static void fill(float *values, int rank, int64_t elems) {
 
 static Status compare(const Rank *rank, const Collective *collective, int64_t elems) {
     int self = rank->host.self;
-    float *here = case_floats(elems), *there = case_floats(elems);
+    float *guarded = case_floats(CASE_GUARD + elems), *here = guarded + CASE_GUARD, *there = case_floats(elems);
     fill(here, self, elems);
     fill(there, self, elems);
     TRY(case_allreduce(&rank->host, collective, here, elems, case_scale(self)));
@@ -66,7 +66,7 @@ static Status compare(const Rank *rank, const Collective *collective, int64_t el
         if (memcmp(&here[i], &there[i], sizeof(float)) != 0)
             return fault("%s of %lld: value %lld is %.9g on the device, %.9g on the host", collective->name,
                          (long long)elems, (long long)i, (double)there[i], (double)here[i]);
-    free(here);
+    free(guarded);
     free(there);
     return OK;
 }

@@ -179,10 +179,10 @@ static const TransportOps nccl_ops = {.name = "nccl",
 
 /* Rank 0's id goes to everybody; a rank that cannot go on tells them too, so that nobody waits for it inside NCCL. */
 static Status agree(Transport *control, Status mine, const ncclUniqueId *id, ncclUniqueId *common) {
-    struct Ticket {
+    struct Word {
         int status;
         ncclUniqueId id;
-    } own = {mine, *id}, *all = (struct Ticket *)calloc((size_t)control->ranks, sizeof own);
+    } own = {mine, *id}, *all = (struct Word *)calloc((size_t)control->ranks, sizeof own);
     if (!all)
         return fault("no memory for %d ranks", control->ranks);
     Status status = transport_all_gather(control, &own, all, sizeof own);

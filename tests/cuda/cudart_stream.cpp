@@ -92,8 +92,10 @@ static Stream *any_stream(Driver &d) {
 static void run_first(Driver &d, Stream *s, Lock &locked) {
     Item item = std::move(s->queue.front());
     s->queue.pop_front();
-    if (!item.work)
+    if (!item.work) {
+        d.changed.notify_all();
         return;
+    }
     s->running = true;
     locked.unlock();
     item.work();
