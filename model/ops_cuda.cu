@@ -63,9 +63,9 @@ static void read_bf16(OpsContext *context, float *host, const Act *device, size_
     char *halves = (char *)host + elems * sizeof(uint16_t);
     download(context, halves, device, elems * sizeof(uint16_t));
     for (size_t i = 0; i < elems; i++) {
-        uint16_t half;
-        memcpy(&half, halves + i * sizeof half, sizeof half);
-        uint32_t whole = (uint32_t)half << 16;
+        uint16_t upper;
+        memcpy(&upper, halves + i * sizeof upper, sizeof upper);
+        uint32_t whole = (uint32_t)upper << 16;
         memcpy(&host[i], &whole, sizeof whole);
     }
 }
