@@ -10,7 +10,6 @@
  *
  * Products are cuBLASLt's, batched over heads, with scores, dk and dv in f32; P and dS are activations. Tiles run from
  * the last queries to the first: the first to run sees all keys and overwrites dk and dv, the others add. */
-#include "model/attention_kernels.cuh"
 #include "model/ops_cuda_attention.cuh"
 #include "model/ops_cuda_internal.cuh"
 
@@ -135,8 +134,8 @@ static void forward_tile(const Attention *a, const ScoreTile *tile, A *y, float 
     int64_t C = a->C, channel = (int64_t)tile->head * a->HS;
     const A *q = qkv + tile->first * 3 * C + channel, *k = qkv + C + channel, *v = k + C;
     score_product(a, tile, a->scores, plain(q, 3 * C, a->HS), transposed(k, 3 * C, a->HS), a->scale);
-    LAUNCH((softmax_rows_kernel<A>), (unsigned)(tile->heads * tile->queries), ROW_THREADS, 0, a->ops->stream, a->scores,
-           lse, *tile, a->T);
+    LAUNCH((softmax_rows_kernel<A>), row_blocks(tile), WARP * ROW_WARPS, 0, a->ops->stream, a->scores, lse,
+           *tile, a->T);
     CHECK_LAUNCH(a->ops);
     query_product(a, tile, y + tile->first * C + channel, C, a->scores, plain(v, 3 * C, a->HS));
 }
@@ -166,8 +165,8 @@ template <class A> static void backward_tile(const Attention *a, const ScoreTile
     const A *q = s->qkv + tile->first * 3 * C + channel, *k = s->qkv + C + channel, *v = k + C;
     score_product(a, tile, a->scores, plain(q, 3 * C, HS), transposed(k, 3 * C, HS), a->scale);
     score_product(a, tile, a->dscores, plain(s->dy + at, C, HS), transposed(v, 3 * C, HS), 1);
-    LAUNCH((softmax_rows_backward_kernel<A>), (unsigned)(tile->heads * tile->queries), ROW_THREADS, 0, a->ops->stream,
-           a->scores, a->dscores, s->lse, s->dy, s->y, *tile, a->T, a->C, a->HS, a->scale);
+    LAUNCH((softmax_rows_backward_kernel<A>), row_blocks(tile), WARP * ROW_WARPS, 0, a->ops->stream, a->scores,
+           a->dscores, s->lse, s->dy, s->y, *tile, a->T, a->C, a->HS, a->scale);
     CHECK_LAUNCH(a->ops);
     key_product<A>(a, tile, a->dv, a->scores, plain(s->dy + at, C, HS));
     key_product<A>(a, tile, a->dk, a->dscores, plain(q, 3 * C, HS));

@@ -37,6 +37,7 @@ typedef struct Plan {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t left, right, out;
     cublasLtMatmulAlgo_t algorithm;
+    size_t workspace_bytes; /* that it wants */
 } Plan;
 
 struct Products {
@@ -178,6 +179,7 @@ static void choose(Products *products, Plan *plan) {
                                        products->preference, 1, &found, &count);
     plan->available = status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
     plan->algorithm = found.algo;
+    plan->workspace_bytes = found.workspaceSize;
     if (!plan->available && plan->key.epilogue == EPILOGUE_NONE)
         gpu_fault(products->gpu, "a product of matrices", cublasLtGetStatusString(status));
 }
@@ -272,6 +274,6 @@ bool product(CudaOps *ops, const Product *p) {
     CHECK_LT(products->gpu,
              cublasLtMatmul(products->handle, plan->product, &p->scale, p->right.at, plan->right, p->left.at,
                             plan->left, &one, p->add ? p->add : p->out, plan->out, p->out, plan->out, &plan->algorithm,
-                            products->workspace, WORKSPACE_BYTES, ops->stream));
+                            products->workspace, plan->workspace_bytes, ops->stream));
     return true;
 }
