@@ -1,0 +1,106 @@
+/* Where golden's model is computed: the cpu, on the host's arrays, or a GPU, on copies of them. */
+#ifndef TESTS_GOLDEN_DEVICE_H
+#define TESTS_GOLDEN_DEVICE_H
+
+#include "base/memory.h"
+#include "model/ops.h"
+
+#include <stdlib.h>
+
+#ifdef HAVE_CUDA
+#include "model/ops_cuda.h"
+#define GOLDEN_DEVICES "cpu|cuda-f32|cuda-tf32|cuda-bf16"
+#else
+#define GOLDEN_DEVICES "cpu"
+#endif
+
+typedef struct GoldenDevice {
+    const Ops *ops;
+    const Allocator *memory;
+    float *params, *grads, *rows; /* on the device; of the cpu the host's own */
+    /* private */
+    OpsContext context;
+    float *host_params, *host_grads, *host_rows;
+    size_t elems, row_elems;
+#ifdef HAVE_CUDA
+    Gpu *gpu;
+    CudaOps *cuda;
+#endif
+} GoldenDevice;
+
+#ifdef HAVE_CUDA
+static Status golden_cuda_open(GoldenDevice *device, CudaDtype dtype) {
+    TRY(gpu_open(&device->gpu, 0));
+    device->memory = gpu_memory(device->gpu);
+    device->params = memory_alloc(device->memory, device->elems * sizeof(float));
+    device->grads = memory_alloc(device->memory, device->elems * sizeof(float));
+    if (!device->params || !device->grads)
+        return fault("no memory on the GPU for %zu parameters", device->elems);
+    TRY(cuda_ops_create(&device->cuda, device->gpu, dtype, device->params, (int64_t)device->elems));
+    device->ops = cuda_ops(device->cuda);
+    return OK;
+}
+#endif
+
+/* Parameters that have changed on the host. */
+static void golden_device_give(GoldenDevice *device) {
+    if (device->params == device->host_params)
+        return;
+    device->ops->upload(&device->context, device->params, device->host_params, device->elems * sizeof(float));
+#ifdef HAVE_CUDA
+    cuda_ops_round_weights(device->cuda);
+#endif
+}
+
+/* Gradients to the host. */
+static void golden_device_fetch(GoldenDevice *device) {
+    if (device->grads == device->host_grads)
+        return;
+    device->ops->download(&device->context, device->host_grads, device->grads, device->elems * sizeof(float));
+    if (device->rows)
+        device->ops->download(&device->context, device->host_rows, device->rows, device->row_elems * sizeof(float));
+}
+
+/* choice: of GOLDEN_DEVICES. params are on the host, and so will the gradients be. */
+static Status golden_device_open(GoldenDevice *device, int choice, float *params, float *grads, int64_t elems) {
+    *device = (GoldenDevice){.ops = &ops_cpu,
+                             .memory = &host_memory,
+                             .params = params,
+                             .grads = grads,
+                             .host_params = params,
+                             .host_grads = grads,
+                             .elems = (size_t)elems};
+#ifdef HAVE_CUDA
+    if (choice > 0)
+        TRY(golden_cuda_open(device, (CudaDtype)(choice - 1)));
+#endif
+    (void)choice;
+    device->context.state = device->ops->state;
+    golden_device_give(device);
+    return OK;
+}
+
+/* The device's array for what shall arrive in `host`, zeroed at first; NULL: no memory. */
+static float *golden_device_rows(GoldenDevice *device, float *host, size_t elems) {
+    device->host_rows = host;
+    device->row_elems = elems;
+    bool here = device->params == device->host_params;
+    return device->rows = here ? host : memory_alloc(device->memory, elems * sizeof(float));
+}
+
+static void golden_device_close(GoldenDevice *device) {
+#ifdef HAVE_CUDA
+    if (!device->gpu)
+        return;
+    cuda_ops_destroy(device->cuda);
+    if (device->params != device->host_params)
+        memory_free(device->memory, device->params);
+    if (device->grads != device->host_grads)
+        memory_free(device->memory, device->grads);
+    memory_free(device->memory, device->rows);
+    gpu_close(device->gpu);
+#endif
+    (void)device;
+}
+
+#endif
