@@ -3,9 +3,11 @@
 #define OPTIM_PASSES_H
 
 #include "base/host_device.h"
+#include "base/random.h"
 #include "optim/adamw.h"
 
 #include <math.h>
+#include <string.h>
 
 /* ---- AdamW ---- */
 
@@ -19,6 +21,26 @@ static HOST_DEVICE inline void adamw_element(AdamWConstants k, float decay, floa
     float vhat = *v * k.v_correction;
     float ratio = *m / (sqrtf(vhat) + k.eps);
     *p -= fmaf(k.step_size, ratio, decay * *p);
+}
+
+/* ---- weights in bf16 beside the f32 parameters ---- */
+
+enum { ROUNDING_STREAM = 1 << 30 }; /* + step: streams of base/random.h that nobody else draws from */
+
+/* Draws for the four elements at the flat offsets 4 * group .. + 3, 16 bits each, the first one's lowest. */
+static HOST_DEVICE inline uint64_t rounding_noise(uint64_t seed, int64_t step, int64_t group) {
+    return random_bits(seed, (uint64_t)(ROUNDING_STREAM + step), (uint64_t)group);
+}
+
+/* Up or down at random, each as often as it is near, so that the mean is the value: bf16 is the upper half of an f32, and
+ * 16 uniform bits added to the lower one carry with that probability, for either sign. Inf stays; NaN becomes one
+ * NaN. */
+static HOST_DEVICE inline uint16_t round_stochastic(float value, uint64_t noise) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000)
+        return 0x7fc0;
+    return (uint16_t)((bits + (uint32_t)(noise & 0xffff)) >> 16);
 }
 
 /* ---- the norm ---- */
