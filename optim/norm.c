@@ -6,8 +6,8 @@
  *     gradients   | 0     | 1                        | 2  |
  *     units       | 0     |1| 2       | 3       | 4  | 5  |
  *
- * Buckets are made of gradients or cut at multiples of NORM_BLOCK, and so are the shards of ranks: each unit lies in one
- * of them. So the result is the same for any number of threads or ranks, any vector width, any device, any buckets.
+ * Buckets are made of gradients or cut at multiples of NORM_BLOCK, and so are the shards of ranks: each unit lies in
+ * one of them. So the result is the same for any number of threads or ranks, any vector width, any device, any buckets.
  * Costs one read of the gradient. */
 #include "optim/passes.h"
 

@@ -1,5 +1,5 @@
-/* Kernels of the optimizer. Compiled with -fmad=false: their bits are the CPU's, from the same functions (optim/passes.h)
- * or in the same order. Both are bound by memory. */
+/* Kernels of the optimizer. Compiled with -fmad=false: their bits are the CPU's, from the same functions
+ * (optim/passes.h) or in the same order. Both are bound by memory. */
 #ifndef OPTIM_OPTIM_KERNELS_CUH
 #define OPTIM_OPTIM_KERNELS_CUH
 
@@ -66,11 +66,11 @@ static __device__ void update_four(const AdamWArrays &a, AdamWConstants k, float
  *   Bytes   28 an element (params, m, v read and written, grads read), 30 with weights
  *   Bound   memory: four 16-byte loads of each thread are under way at a time
  *
- * `aligned`: all arrays begin on 16 bytes, so that whole groups of four places are moved at once in runs whose places in
- * the flat arrays and in the moments differ by a multiple of 4. Others, and the ends of runs, go one by one. */
+ * `aligned`: all arrays begin on 16 bytes, so that whole groups of four places are moved at once in runs whose places
+ * in the flat arrays and in the moments differ by a multiple of 4. Others, and the ends of runs, go one by one. */
 static __global__ void __launch_bounds__(ADAMW_THREADS)
-    adamw_kernel(AdamWConstants k, const AdamWRun *runs, int run_count, int64_t elems, float *params, float *m, float *v,
-                 const float *grads, uint16_t *weights, uint64_t seed, int64_t step, bool aligned) {
+    adamw_kernel(AdamWConstants k, const AdamWRun *runs, int run_count, int64_t elems, float *params, float *m,
+                 float *v, const float *grads, uint16_t *weights, uint64_t seed, int64_t step, bool aligned) {
     const AdamWArrays arrays = {params, m, v, grads, weights, seed, step};
     int64_t first = (int64_t)blockIdx.x * ADAMW_CHUNK;
     int64_t last = first + ADAMW_CHUNK < elems ? first + ADAMW_CHUNK : elems;

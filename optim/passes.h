@@ -32,8 +32,8 @@ static HOST_DEVICE inline uint64_t rounding_noise(uint64_t seed, int64_t step, i
     return random_bits(seed, (uint64_t)(ROUNDING_STREAM + step), (uint64_t)group);
 }
 
-/* Up or down at random, each as often as it is near, so that the mean is the value: bf16 is the upper half of an f32, and
- * 16 uniform bits added to the lower one carry with that probability, for either sign. Inf stays; NaN becomes one
+/* Up or down at random, each as often as it is near, so that the mean is the value: bf16 is the upper half of an f32,
+ * and 16 uniform bits added to the lower one carry with that probability, for either sign. Inf stays; NaN becomes one
  * NaN. */
 static HOST_DEVICE inline uint16_t round_stochastic(float value, uint64_t noise) {
     uint32_t bits;

@@ -298,8 +298,8 @@ static void draw(Gpu *card, float value, uint16_t *weights) {
     param_table_free(&table);
 }
 
-/* The value above comes as often as its chance says, within 5 standard deviations; and neighbours, and the same place in
- * successive steps, come together as often as independent ones would. */
+/* The value above comes as often as its chance says, within 5 standard deviations; and neighbours, and the same place
+ * in successive steps, come together as often as independent ones would. */
 static void check_chance(const uint16_t *weights, float value) {
     double chance = (as_bits(value) & 0xffff) / 65536.0, draws = (double)DRAWS * DRAW_STEPS, ups = 0;
     double together[5] = {0}; /* with the next 1..4, and with the next step's */
@@ -354,7 +354,8 @@ static void test_rounding_of_nan(void **state) {
 static void check_partials(Gpu *card, const NormPlan *cpu, const NormPlan *gpu, const float *grads,
                            const float *device_grads, const Shard *shard) {
     int64_t units = shard ? norm_shard_units(cpu, shard) : cpu->units;
-    double *expected = malloc(((size_t)units + 1) * sizeof *expected), *found = malloc(((size_t)units + 1) * sizeof *found);
+    size_t bytes = ((size_t)units + 1) * sizeof(double);
+    double *expected = malloc(bytes), *found = malloc(bytes);
     found[units] = 12345;
     norm_partial(cpu, grads, shard, expected);
     norm_partial(gpu, device_grads, shard, found);
