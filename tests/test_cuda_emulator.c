@@ -1,5 +1,6 @@
 /* The emulator of kernels: what is right computes right in any order, and each planted fault is seen. Faults that end
  * the program are run by a child: this program, with "--run KERNEL SEED". */
+#define _GNU_SOURCE
 #include "tests/check.h"
 
 #include "tests/cuda/sample_kernels.h"

@@ -1,7 +1,7 @@
 /* A stand-in for cuBLASLt, linked in its place: strided batches of column-major products, f32 or bf16 in and out, with
- * the epilogues of a transformer, by the CPU's BLAS in f32. What it does not know it refuses with a line on stderr, so
- * that nothing is tested that no card was asked for; so it does where the library's manual refuses. An algorithm belongs
- * to the problem that it was asked for. The workspace is overwritten with 0xFF. */
+ * the epilogues of a transformer, by the CPU's BLAS in f32. What it does not know, and what the library's manual rules
+ * out, it refuses with a line on stderr. An algorithm belongs to the problem that it was asked for. The workspace is
+ * overwritten with 0xFF. */
 #include "tests/cuda/runtime.h"
 
 #include <cblas.h>
@@ -92,7 +92,8 @@ std::vector<float> widen(const void *from, const Layout &layout, int batch, bool
     std::vector<float> to(layout.rows * layout.cols);
     for (uint64_t col = 0; col < layout.cols; col++)
         for (uint64_t row = 0; row < layout.rows; row++) {
-            float value = load(from, layout.type, (size_t)((int64_t)batch * layout.stride + (int64_t)col * layout.ld) + row);
+            size_t at = (size_t)(batch * layout.stride + (int64_t)col * layout.ld) + row;
+            float value = load(from, layout.type, at);
             to[col * layout.rows + row] = round ? tf32(value) : value;
         }
     return to;
@@ -190,7 +191,8 @@ cublasStatus_t check_epilogue(const Product &p) {
     }
     if (uses_bias(w.epilogue) && (w.bias_type != p.d.type || p.d.batches != 1))
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a bias is of D's type, and of one batch");
-    if (uses_aux(w.epilogue) && (w.aux_type != p.d.type || w.aux_ld % 8 || w.aux_ld < (int64_t)p.d.rows || w.aux_stride % 8))
+    if (uses_aux(w.epilogue) &&
+        (w.aux_type != p.d.type || w.aux_ld % 8 || w.aux_ld < (int64_t)p.d.rows || w.aux_stride % 8))
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED,
                       "the auxiliary matrix has D's type, and a leading dimension and stride divisible by 8");
     return CUBLAS_STATUS_SUCCESS;
@@ -200,7 +202,7 @@ cublasStatus_t check_layouts(const Product &p) {
     const Layout *all[] = {&p.a, &p.b, &p.c, &p.d};
     for (const Layout *l : all)
         if (!known(l->type) || l->ld < (int64_t)l->rows || l->batches != p.d.batches || l->rows == 0 || l->cols == 0)
-            return refuse(CUBLAS_STATUS_INVALID_VALUE, "a layout of type %d, %lu x %lu, leading dimension %ld, %d batches",
+            return refuse(CUBLAS_STATUS_INVALID_VALUE, "a layout of type %d, %lu x %lu, leading dimension %ld, x %d",
                           l->type, (unsigned long)l->rows, (unsigned long)l->cols, (long)l->ld, l->batches);
     const Layout &a = p.a, &b = p.b;
     uint64_t M = p.what.transpose_a ? a.cols : a.rows, K = p.what.transpose_b ? b.cols : b.rows;
@@ -328,8 +330,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t what, cublasL
     }
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows, uint64_t cols,
-                                          int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
     Layout *l = new Layout;
     l->type = type;
     l->rows = rows;

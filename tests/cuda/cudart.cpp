@@ -1,5 +1,5 @@
-/* A stand-in for the CUDA runtime, linked in its place: devices, errors, memory. The device's memory is the host's, with
- * 0xFF in it when it is new; copies must lie within what was allocated, and on the side that their kind says.
+/* A stand-in for the CUDA runtime, linked in its place: devices, errors, memory. The device's memory is the host's,
+ * with 0xFF in it when it is new; copies must lie within what was allocated, and on the side that their kind says.
  * cudart_stream.cpp has the streams. Ranks may be threads. */
 #include "tests/cuda/machine.h"
 #include "tests/cuda/runtime.h"
@@ -43,7 +43,8 @@ struct Runtime {
 
     Runtime() {
         int error = 0;
-        if (const char *fail = getenv("CUDART_FAIL"); fail && sscanf(fail, "%63[^:]:%d:%d", failing, &calls_left, &error) != 3)
+        const char *fail = getenv("CUDART_FAIL");
+        if (fail && sscanf(fail, "%63[^:]:%d:%d", failing, &calls_left, &error) != 3)
             die("CUDART_FAIL: expected function:call:error, found '%s'", fail);
         injected = (cudaError_t)error;
     }
@@ -339,14 +340,14 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     ENTER();
     return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t rows,
-                              cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
     ENTER();
     if (width > to_pitch || width > from_pitch)
         return failed(cudaErrorInvalidValue);
     for (size_t row = 0; row < rows; row++)
-        if (cudaError_t error = cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width,
-                                                kind, stream))
+        if (cudaError_t error = cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch,
+                                                width, kind, stream))
             return error;
     return cudaSuccess;
 }

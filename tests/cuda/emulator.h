@@ -60,12 +60,16 @@ inline int __syncthreads_and(int predicate, PLACE_) {
 inline int __syncthreads_or(int predicate, PLACE_) {
     return emulator::barrier(emulator::Vote::OR, predicate, {file, line});
 }
-inline void __syncwarp(unsigned mask = ~0u, PLACE_) { emulator::warp(emulator::WarpOp::SYNC, mask, 0, -1, {file, line}); }
+inline void __syncwarp(unsigned mask = ~0u, PLACE_) {
+    emulator::warp(emulator::WarpOp::SYNC, mask, 0, -1, {file, line});
+}
 inline unsigned __ballot_sync(unsigned mask, int predicate, PLACE_) {
     return (unsigned)emulator::warp(emulator::WarpOp::BALLOT, mask, predicate != 0, -1, {file, line});
 }
 inline int __any_sync(unsigned mask, int predicate, PLACE_) { return __ballot_sync(mask, predicate, file, line) != 0; }
-inline int __all_sync(unsigned mask, int predicate, PLACE_) { return __ballot_sync(mask, predicate, file, line) == mask; }
+inline int __all_sync(unsigned mask, int predicate, PLACE_) {
+    return __ballot_sync(mask, predicate, file, line) == mask;
+}
 
 template <class T> T shuffle_(unsigned mask, T value, int source, emulator::Place place) {
     static_assert(sizeof(T) <= sizeof(uint64_t) && std::is_trivially_copyable_v<T>, "shuffles take at most 8 bytes");

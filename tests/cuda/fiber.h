@@ -1,4 +1,5 @@
-/* Fibers: a stack each, switched by hand in some ten instructions. Home is where a thread of the system runs them from. */
+/* Fibers: a stack each, switched by hand in some ten instructions. Home is where a thread of the system runs them
+ * from. */
 #ifndef TESTS_CUDA_FIBER_H
 #define TESTS_CUDA_FIBER_H
 

@@ -1,7 +1,7 @@
-/* One block at a time per thread of the system: its threads are fibers that a loop resumes, warp by warp, until all have
- * ended. A fiber that waits leaves to the loop; a barrier opens when every thread that has not ended waits at it, a warp
- * primitive when the last lane of its mask arrives, which then exchanges values for all. When nothing can go on any
- * more, threads wait for each other: the program ends and says where they stand. */
+/* One block at a time per thread of the system: its threads are fibers that a loop resumes, warp by warp, until all
+ * have ended. A fiber that waits leaves to the loop; a barrier opens when every thread that has not ended waits at it,
+ * a warp primitive when the last lane of its mask arrives, which then exchanges values for all. When nothing can go on
+ * any more, threads wait for each other: the program ends and says where they stand. */
 #include "tests/cuda/machine.h"
 
 #include "tests/cuda/fiber.h"

@@ -36,8 +36,8 @@ struct Indices {
 };
 extern constinit thread_local Indices indices;
 
-/* __syncthreads and its kin: waits for the block's threads that have not ended. Returns how many of them gave a predicate
- * other than 0 (COUNT), or whether all (AND) or any (OR) did. */
+/* __syncthreads and its kin: waits for the block's threads that have not ended. Returns how many of them gave a
+ * predicate other than 0 (COUNT), or whether all (AND) or any (OR) did. */
 enum class Vote { NONE, COUNT, AND, OR };
 int barrier(Vote vote, int predicate, Place place);
 

@@ -1,6 +1,6 @@
-/* Static shared memory is thread-local variables of functions (__shared__ in emulator.h), of which the language does not
- * tell; so the program looks them up in its own table of symbols: thread-local ones whose C++ name begins with _ZZ, which
- * says that they belong to a function. So the emulator and the stand-ins have none such of their own. */
+/* Static shared memory is thread-local variables of functions (__shared__ in emulator.h), of which the language does
+ * not tell; so the program looks them up in its own table of symbols: thread-local ones whose C++ name begins with _ZZ,
+ * which says that they belong to a function. So the emulator and the stand-ins have none such of their own. */
 #include "tests/cuda/shared_memory.h"
 
 #include "tests/cuda/machine.h"
