@@ -11,7 +11,7 @@ extern "C" {
 
 /* ---- AdamW ---- */
 
-enum { ADAMW_THREADS = 256, ADAMW_CHUNK = 4096 }; /* elements of the moments that a block updates */
+constexpr int ADAMW_THREADS = 256, ADAMW_CHUNK = 4096; /* elements of the moments that a block updates */
 
 typedef struct AdamWArrays {
     float *params;
@@ -92,7 +92,7 @@ static __global__ void __launch_bounds__(ADAMW_THREADS)
 
 /* ---- the norm ---- */
 
-enum { NORM_THREADS = 256, NORM_UNITS = NORM_THREADS / NORM_LANES }; /* units of a block */
+constexpr int NORM_THREADS = 256, NORM_UNITS = NORM_THREADS / NORM_LANES; /* units of a block */
 
 /* sums[i] = the sum of the squares of unit i, for i < count; unit i is elements starts[i] .. starts[i + 1] - 1.
  *
@@ -111,8 +111,8 @@ static __global__ void __launch_bounds__(NORM_THREADS)
 #pragma unroll 8
     for (int64_t i = starts[unit] + lane; i < end; i += NORM_LANES)
         sum += (double)grads[i] * (double)grads[i];
-    for (int half = NORM_LANES / 2; half > 0; half /= 2)
-        sum += __shfl_down_sync(mask, sum, half, NORM_LANES);
+    for (int lanes = NORM_LANES / 2; lanes > 0; lanes /= 2)
+        sum += __shfl_down_sync(mask, sum, lanes, NORM_LANES);
     if (lane == 0)
         sums[unit] = sum;
 }

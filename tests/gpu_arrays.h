@@ -35,6 +35,14 @@ static inline void *gpu_take(Gpu *gpu, const void *host, size_t bytes) {
     return device;
 }
 
+/* Where kernels run on the CPU, their threads take turns in an order by this seed; on a card it is nobody's. */
+__attribute__((weak)) void emulator_seed(uint64_t seed);
+
+static inline void shuffle_threads(uint64_t seed) {
+    if (emulator_seed)
+        emulator_seed(seed);
+}
+
 static inline void gpu_give(Gpu *gpu, void *device) { memory_free(gpu_memory(gpu), device); }
 
 #endif

@@ -15,8 +15,8 @@ static HOST_DEVICE inline uint16_t bf16_from_float(float value) {
     return (uint16_t)((bits & 0x7fffffff) >= 0x7f7f8000 ? 0x7fc0 : rounded);
 }
 
-static HOST_DEVICE inline float bf16_to_float(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
+static HOST_DEVICE inline float bf16_to_float(uint16_t upper) {
+    uint32_t bits = (uint32_t)upper << 16;
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;

@@ -48,8 +48,11 @@ static Blocks blocks_of(const Compressor *compressor, const CompressorOptions *o
     };
 }
 
+static const Compressor *compressor_of(Int8) { return &compressor_int8; }
+static const Compressor *compressor_of(Int4) { return &compressor_int4; }
+
 template <class Code> static Blocks scaled_blocks(const CompressorOptions *options, int64_t offset, int64_t elems) {
-    const Compressor *compressor = Code::LEVELS == Int8::LEVELS ? &compressor_int8 : &compressor_int4;
+    const Compressor *compressor = compressor_of(Code());
     assert(compressor->block_elems == Code::BLOCK);
     return blocks_of(compressor, options, offset, elems);
 }

@@ -6,9 +6,10 @@
 #include "comm/compress/compressor.h"
 
 /* The three operations of a Compressor as work for a stream (cudaStream_t) of the Gpu. They mean what they mean there,
- * but values, residuals and wire lie in the device's memory, with any alignment that their types have, the wire with
- * none; they come back before anything is done, and faults are noted in the Gpu. Fastest where values and residuals lie on 16
- * bytes wherever a block begins, and the wire on 4. Sizes are those of `compressor`. */
+ * but values, residuals and wire lie in the device's memory, the wire with any alignment; they come back before
+ * anything is done, and faults are noted in the Gpu. Fastest where values and residuals lie on 16 bytes wherever a block
+ * begins, and the wire on 4. Sizes are those of `compressor`. Only the bits of NaN that arithmetic makes are the
+ * machine's. */
 typedef struct CudaCompressor {
     const Compressor *compressor;
     void (*encode)(Gpu *gpu, void *stream, const CompressorOptions *options, int64_t offset, int64_t elems,

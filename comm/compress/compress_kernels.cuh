@@ -1,8 +1,8 @@
 /* Kernels of the compressors. Compiled with -fmad=false: their bits are the CPU's, by the same functions (bf16.h,
  * scale.h, topk.h).
  *
- * Values are moved in fours: a thread takes 16 bytes of values at once where they lie on 16 bytes, and the 2 to 16 bytes
- * that four codes take where those lie on as many. Other places, and what a slice leaves at its ends, go one by one.
+ * Values are moved in fours: a thread takes 16 bytes of values at once where they lie on 16 bytes, and what four codes
+ * take, up to 8 bytes at once, where that lies on as many. Other places, and the ends of slices, go in smaller parts.
  *
  *   f32, bf16    a thread takes four values
  *   int8, int4   a warp takes a block of 256 or 128: values are read once, the maximum goes round by shuffles
@@ -20,7 +20,7 @@ extern "C" {
 #include "comm/compress/topk.h"
 }
 
-enum { CODEC_THREADS = 256, CODEC_WARPS = CODEC_THREADS / 32 };
+constexpr int CODEC_THREADS = 256, CODEC_WARPS = CODEC_THREADS / 32;
 
 static __device__ inline int max_of(int a, int b) { return a > b ? a : b; }
 
@@ -117,7 +117,7 @@ struct WireBf16 {
 
 /* Four values as bytes of the wire, 8 of them at a time. */
 template <class Wire> static __device__ void store_four_words(uint8_t *to, int64_t left, const Four &p) {
-    enum { BYTES = sizeof(typename Wire::Word), WORDS = 8 / BYTES };
+    constexpr int BYTES = sizeof(typename Wire::Word), WORDS = 8 / BYTES;
     for (int j = 0; j < 4; j += WORDS) {
         uint64_t packed = 0;
         for (int i = 0; i < WORDS; i++)
@@ -127,7 +127,7 @@ template <class Wire> static __device__ void store_four_words(uint8_t *to, int64
 }
 
 template <class Wire> static __device__ Four load_four_words(const uint8_t *from, int64_t left) {
-    enum { BYTES = sizeof(typename Wire::Word), WORDS = 8 / BYTES };
+    constexpr int BYTES = sizeof(typename Wire::Word), WORDS = 8 / BYTES;
     Four four;
     for (int j = 0; j < 4; j += WORDS) {
         uint64_t packed = load_wire<uint64_t>(from + BYTES * j, left - j < WORDS ? (int)(left - j) * BYTES : 8);
@@ -190,16 +190,16 @@ static __device__ inline BlockPart block_part(const Blocks &blocks, int64_t bloc
 
 /* ---- blocks with one scale: int8 (LEVELS 127) and int4 (LEVELS 7) ---- */
 
-enum { SCALE_BYTES = 4 };
+constexpr int SCALE_BYTES = 4;
 
 struct Int8 {
     typedef uint32_t Word; /* that holds four codes */
-    enum { LEVELS = 127, BITS = 8, ZERO = 0, BLOCK = 256 };
+    static constexpr int LEVELS = 127, BITS = 8, ZERO = 0, BLOCK = 256;
 };
 
 struct Int4 {
     typedef uint16_t Word;
-    enum { LEVELS = 7, BITS = 4, ZERO = 8, BLOCK = 128 };
+    static constexpr int LEVELS = 7, BITS = 4, ZERO = 8, BLOCK = 128;
 };
 
 /* That the codes of n values take; n may be less than 0. */
@@ -224,7 +224,7 @@ template <class Code>
 static __global__ void __launch_bounds__(CODEC_THREADS)
     scaled_encode_kernel(Blocks blocks, const float *values, float scale, const float *residual, float *new_residual,
                          uint8_t *wire) {
-    enum { ROUNDS = Code::BLOCK / 128 };
+    constexpr int ROUNDS = Code::BLOCK / 128;
     int64_t block = (int64_t)blockIdx.x * CODEC_WARPS + threadIdx.x / 32;
     if (block >= blocks.count)
         return;
@@ -268,7 +268,7 @@ static __global__ void __launch_bounds__(CODEC_THREADS)
         Four four;
         for (int j = 0; j < 4; j++) {
             uint32_t code = codes >> Code::BITS * j & ((1u << Code::BITS) - 1);
-            four.v[j] = scale * (float)(Code::ZERO ? (int)code - Code::ZERO : (int8_t)code);
+            four.v[j] = scale * (float)(Code::ZERO > 0 ? (int)code - Code::ZERO : (int8_t)code);
         }
         put_four<ADD>(values + part.at + at, part.n - at, four);
     }
@@ -277,18 +277,13 @@ static __global__ void __launch_bounds__(CODEC_THREADS)
 /* ---- the k largest of a block ---- */
 
 /* The k-th largest magnitude is found by its digits from the top, 8 bits each: a histogram of the digit over those keys
- * that agree with the digits found so far, then the bin that holds the k-th. Exponents of gradients crowd into few bins,
- * so each has REPLICAS counters, for a part of the threads each, in different banks. Counts do not depend on the order in
- * which they are made.
+ * that agree with the digits found so far, then the bin that holds the k-th. Exponents of gradients crowd into few
+ * bins, so each has REPLICAS counters, for a part of the threads each, in different banks. Counts do not depend on the
+ * order in which they are made.
  *
  * Of the 4,096 values thread t has places 1,024 r + 4 t .. + 3, r = 0 .. 3, in registers. */
-enum {
-    TOPK_ROUNDS = TOPK_BLOCK / CODEC_THREADS / 4,
-    TOPK_KEPT_MAX = TOPK_BLOCK / 2,
-    BINS = CODEC_THREADS,
-    REPLICAS = 8,
-    REPLICA_STRIDE = BINS + 32 / REPLICAS,
-};
+constexpr int TOPK_ROUNDS = TOPK_BLOCK / CODEC_THREADS / 4, TOPK_KEPT_MAX = TOPK_BLOCK / 2;
+constexpr int BINS = CODEC_THREADS, REPLICAS = 8, REPLICA_STRIDE = BINS + 32 / REPLICAS;
 static_assert(TOPK_ROUNDS * CODEC_WARPS == 32, "a warp scans the sums of all warps");
 
 /* How many are kept of the first block of a slice, of those between, of the last one. */
@@ -375,10 +370,10 @@ static __device__ Threshold find_threshold(TopkShared *shared, const Four *p, in
 
 /* As the at-th of what is kept; returns what the wire loses of the value. */
 static __device__ float keep(TopkShared *shared, bool bf16_values, int at, int place, float value) {
-    uint16_t half = bf16_from_float(value);
+    uint16_t rounded = bf16_from_float(value);
     shared->places[at] = (uint16_t)place;
-    shared->words[at] = bf16_values ? half : (uint32_t)float_bits(value);
-    return value - (bf16_values ? bf16_to_float(half) : value);
+    shared->words[at] = bf16_values ? rounded : (uint32_t)float_bits(value);
+    return value - (bf16_values ? bf16_to_float(rounded) : value);
 }
 
 /* Keys above the threshold in the lower half, keys that equal it in the upper one. */
@@ -462,8 +457,8 @@ static __global__ void __launch_bounds__(CODEC_THREADS)
         wire[part.byte + i] = topk_byte(&shared, count, kept.bf16_values, i);
 }
 
-/* Launch: the same. Bytes a value: 4 written; decode_add touches only what was kept. An index beyond the block, which no
- * encoder writes, is left out. */
+/* Launch: the same. Bytes a value: 4 written; decode_add touches only what was kept. An index beyond the block, which
+ * no encoder writes, is left out. */
 template <bool ADD>
 static __global__ void __launch_bounds__(CODEC_THREADS)
     topk_decode_kernel(Blocks blocks, Kept kept, const uint8_t *wire, float *values) {
