@@ -431,9 +431,10 @@ static __device__ inline uint8_t topk_byte(const TopkShared *shared, int kept, b
     return (uint8_t)((low | high << TOPK_INDEX_BITS) >> i % 3 * 8);
 }
 
-/* Launch: CODEC_THREADS threads a block, a block for each block of values.
+/* Launch: CODEC_THREADS threads a block, a block for each block of values; four of them share a multiprocessor, so that
+ * one computes while others wait for memory.
  * Bytes a value: 4 read, with error feedback 4 more read and 4 written; what is kept is little. */
-static __global__ void __launch_bounds__(CODEC_THREADS)
+static __global__ void __launch_bounds__(CODEC_THREADS, 4)
     topk_encode_kernel(Blocks blocks, Kept kept, const float *values, float scale, const float *residual,
                        float *new_residual, uint8_t *wire) {
     __shared__ TopkShared shared;
