@@ -1,5 +1,10 @@
 #include "run/device.h"
 
+#ifdef HAVE_CUDA
+#include "model/ops_cuda.h"
+#include "optim/optim_cuda.h"
+#endif
+
 #include <stdio.h>
 #include <string.h>
 
@@ -19,18 +24,43 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
     if (gpu_open(&device->gpu, local_rank) != OK)
         return automatic ? fault("%s; run.device=cpu does without", error_line()) : FAULT;
     device->kind = DEVICE_CUDA;
-    device->ops = NULL;
     device->memory = gpu_memory(device->gpu);
     snprintf(device->text, sizeof device->text, "%s, %s", gpu_name(device->gpu),
              option_choice(train_dtypes, settings->train.dtype));
     return OK;
 }
-static void close_gpu(Device *device) { gpu_close(device->gpu); }
+
+static Status connect_gpu(Device *device, const float *params, int64_t elems) {
+    const Settings *settings = device->settings;
+    CudaDtype dtype = (CudaDtype)settings->train.dtype; /* in the order of train_dtypes */
+    TRY(cuda_ops_create(&device->cuda_ops, device->gpu, dtype, params, elems));
+    TRY(cuda_optim_create(&device->cuda_optim, device->gpu, cuda_ops_weights(device->cuda_ops),
+                          (uint64_t)settings->run.seed));
+    device->ops = cuda_ops(device->cuda_ops);
+    device->optim = cuda_optim(device->cuda_optim);
+    return OK;
+}
+
+void device_params_arrived(Device *device) {
+    if (device->cuda_ops && cuda_ops_weights(device->cuda_ops))
+        cuda_ops_round_weights(device->cuda_ops);
+}
+
+static void close_gpu(Device *device) {
+    cuda_optim_destroy(device->cuda_optim);
+    cuda_ops_destroy(device->cuda_ops);
+    gpu_close(device->gpu);
+}
 #else
 static Status open_gpu(Device *device, const Settings *settings, bool automatic, int local_rank) {
     (void)device, (void)local_rank;
     return automatic ? OK : config_error(settings->config, "run.device", "this program was built without CUDA");
 }
+static Status connect_gpu(Device *device, const float *params, int64_t elems) {
+    (void)device, (void)params, (void)elems;
+    return OK;
+}
+void device_params_arrived(Device *device) { (void)device; }
 static void close_gpu(Device *device) { (void)device; }
 #endif
 
@@ -48,7 +78,8 @@ static Status open_replay(Device *device, const Settings *settings, const Gpt2Co
 Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
                    int rank, int local_rank) {
     bool automatic = chosen(run_devices, settings->run.device, "auto");
-    *device = (Device){.kind = DEVICE_CPU, .text = "cpu", .ops = &ops_cpu, .memory = &host_memory, .computes = true};
+    *device = (Device){.kind = DEVICE_CPU, .text = "cpu", .ops = &ops_cpu, .optim = &optim_cpu,
+                       .memory = &host_memory, .computes = true, .settings = settings, .root = rank == 0};
     if (chosen(run_devices, settings->run.device, "replay"))
         TRY(open_replay(device, settings, model, options, rank));
     if (automatic || chosen(run_devices, settings->run.device, "cuda"))
@@ -56,8 +87,14 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
     if (device->kind != DEVICE_CUDA && !chosen(train_dtypes, settings->train.dtype, "f32"))
         return config_error(settings->config, "train.dtype", "%s needs a GPU, the device is: %s",
                             option_choice(train_dtypes, settings->train.dtype), device->text);
-    if (rank == 0 && settings->log.profile[0]) {
-        device->profile_path = settings->log.profile;
+    return OK;
+}
+
+Status device_connect(Device *device, const float *params, int64_t elems) {
+    if (device->gpu)
+        TRY(connect_gpu(device, params, elems));
+    if (device->root && device->settings->log.profile[0]) {
+        device->profile_path = device->settings->log.profile;
         timed_ops_init(&device->timed, device->ops, timed_ops_profile, &device->profile);
         device->ops = &device->timed.ops;
     }

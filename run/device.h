@@ -6,6 +6,7 @@
 #include "base/profile.h"
 #include "model/ops_replay.h"
 #include "model/ops_timed.h"
+#include "optim/adamw.h"
 #include "run/settings.h"
 
 typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA, DEVICE_REPLAY } DeviceKind;
@@ -13,13 +14,17 @@ typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA, DEVICE_REPLAY } DeviceKind;
 typedef struct Device {
     DeviceKind kind;
     char text[512];          /* for the header: which, and for run.device=auto why not a GPU */
-    const Ops *ops;          /* for gpt2_create; NULL on a GPU, whose operations need the parameters first */
-    const Allocator *memory; /* for its activations */
-    Gpu *gpu;                /* NULL: memory is the host's */
+    const Ops *ops;          /* for gpt2_create, after device_connect */
+    const OptimOps *optim;   /* for adamw_create and norm_plan_create, after device_connect */
+    const Allocator *memory; /* for its activations and all that it updates */
     bool computes;           /* false: replay. There is nothing to update, sample or save */
-    Gpu *gpu;                /* NULL unless DEVICE_CUDA */
+    Gpu *gpu;                /* NULL unless DEVICE_CUDA: memory is the host's */
     /* private */
+    const Settings *settings;
+    bool root;
     Replay *replay;
+    struct CudaOps *cuda_ops;
+    struct CudaOptim *cuda_optim;
     TimedOps timed;
     Profile profile;
     const char *profile_path; /* NULL: nothing is recorded */
@@ -30,6 +35,13 @@ typedef struct Device {
  * run.device=auto takes a GPU where there is one. */
 Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
                    int rank, int local_rank);
+
+/* params f32[elems], in the device's memory, is what the model will work on. */
+Status device_connect(Device *device, const float *params, int64_t elems);
+
+/* params were filled from outside, not by an update: whatever the device keeps of them follows. */
+void device_params_arrived(Device *device);
+
 void device_close(Device *device); /* accepts a zeroed one */
 
 /* After each step: the first ones, which warm up, are left out of the profile. */

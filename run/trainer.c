@@ -110,6 +110,7 @@ static Status allocate(Trainer *t) {
     if (!t->params || !t->grads || !t->inputs || !t->targets)
         return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
     TRY(stage_create(&t->stage, &t->device, t->comm, &t->table, t->params, t->grads));
+    TRY(device_connect(&t->device, t->stage.params, t->table.elems));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
                        t->device.ops, t->device.memory);
 }
@@ -125,8 +126,8 @@ static Status synchronise(Trainer *t) {
     TRY(stage_connect(&t->stage, t->sync, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
     gpt2_on_need(t->model, stage_need, &t->stage);
     if (t->device.computes)
-        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), t->device.memory));
-    return shard_norm_create(&t->norm, t->comm, t->sync, &t->table);
+        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), t->device.memory, t->device.optim));
+    return shard_norm_create(&t->norm, t->comm, t->sync, &t->table, t->device.optim);
 }
 
 static Snapshot snapshot_of(Trainer *t) {
@@ -171,7 +172,9 @@ static Status initialise(Trainer *t) {
     TRY(comm_broadcast(t->comm, &newest, sizeof newest, 0));
     TRY(newest >= 0 ? resume(t, newest)
                     : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0));
-    return stage_params_in(&t->stage);
+    TRY(stage_params_in(&t->stage));
+    device_params_arrived(&t->device);
+    return OK;
 }
 
 static Status open_log(Trainer *t) {
