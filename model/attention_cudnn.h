@@ -35,7 +35,7 @@ void cudnn_attention_backward(CudnnAttention *attention, void *dqkv, const void 
                               const float *lse, void *workspace, int B, int T, int C, int NH);
 
 /* For tests without a device: how many engines support a pass on the device that is described by cuDNN's JSON
- * `properties`; 0: *why says why, in a buffer of the caller's. */
+ * `properties`; 0: `why`, a buffer of the caller's, says why. -1: cudnn_graph_engines explains. */
 typedef enum CudnnPass { CUDNN_FORWARD, CUDNN_BACKWARD, CUDNN_BACKWARD_DETERMINISTIC } CudnnPass;
 int cudnn_attention_engines(const char *properties, CudnnPass pass, int B, int T, int C, int NH, char *why,
                             size_t why_bytes);

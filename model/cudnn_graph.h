@@ -79,8 +79,8 @@ CudnnTensor cudnn_reshape(CudnnGraph *graph, CudnnTensor x, CudnnTensor out);
 /* ---- use ---- */
 
 /* How many of cuDNN's engine configurations support the graph on a device that is described by `properties`, cuDNN's
- * JSON (tests/data/cudnn_sm90.json is one). Needs no device, but a libcuda. 0: cudnn_graph_why tells. The graph can
- * then only be destroyed. */
+ * JSON (tests/data/cudnn_sm90.json is one). Needs no device, but a libcuda. 0: cudnn_graph_why tells. -1: an
+ * emulated build, which has no engines to ask and nothing against the graph. The graph can then only be destroyed. */
 int cudnn_graph_engines(CudnnGraph *graph, const char *properties);
 
 /* Takes cuDNN's first choice of engine for this device, a second or so. False: cudnn_graph_why tells. */

@@ -230,7 +230,7 @@ static void compute(const Operation &o) {
 
 /* ---- use ---- */
 
-int cudnn_graph_engines(CudnnGraph *graph, const char *) { return graph->why.empty() ? 1 : 0; }
+int cudnn_graph_engines(CudnnGraph *graph, const char *) { return graph->why.empty() ? -1 : 0; }
 
 bool cudnn_graph_compile(CudnnGraph *graph, Cudnn *) { return graph->why.empty(); }
 
