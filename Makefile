@@ -1,11 +1,14 @@
 # tandem. `make help` lists the targets. Needs GNU make, a C11 compiler and the libraries that `make deps` installs.
 #
 #   MPI=0          leave MPI out: ranks are threads of one process
+#   CUDA=0 | 1     leave NVIDIA GPUs out, or insist on them; auto (the default) builds for them where nvcc and its libraries
+#                  are: CUDA_HOME, CUDNN_HOME, NCCL_HOME say where. emulate: kernels run on the CPU, for tests
 #   ARCH=x86-64-v3 compile for other machines than this one (default: native)
 #   BUILD=folder   where objects and programs go (default: build)
 #   V=1            show the commands
 
 MPI   ?= 1
+CUDA  ?= auto
 ARCH  ?= native
 BUILD ?= build
 TRAIN ?= train
@@ -24,10 +27,68 @@ LDLIBS := -Wl,--as-needed $(shell pkg-config --libs $(LIBS) 2>/dev/null) -linih 
 KERNELS := model/ops_cpu%
 KERNEL_CFLAGS := -fassociative-math -fno-signed-zeros -fno-trapping-math -freciprocal-math -ffp-contract=fast
 
+# ---- CUDA ----
+CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc))),/usr/local/cuda)
+NVCC      := $(wildcard $(CUDA_HOME)/bin/nvcc)
+# The first of a library's files, or of a header's, in some homes.
+library = $(firstword $(wildcard $(foreach home,$(2),$(foreach lib,lib64 lib lib/x86_64-linux-gnu,$(home)/$(lib)/lib$(1).so \
+                                                     $(home)/$(lib)/lib$(1).so.*))))
+header  = $(firstword $(wildcard $(foreach home,$(2),$(home)/include/$(1))))
+CUDNN_HOMES := $(CUDNN_HOME) $(CUDA_HOME) /usr/local /usr
+NCCL_HOMES  := $(NCCL_HOME) $(CUDA_HOME) /usr/local /usr
+CUDA_HEADERS := $(and $(call header,cuda_runtime.h,$(CUDA_HOME)),$(call header,cublasLt.h,$(CUDA_HOME)))
+CUDA_LACKS := $(strip $(if $(NVCC),,nvcc) $(foreach name,cudart cublasLt,$(if $(call library,$(name),$(CUDA_HOME)),,lib$(name))))
+
+# CUDA_MODE is what CUDA comes to: 0, 1 or emulate.
+ifeq ($(CUDA),auto)
+CUDA_MODE := $(if $(CUDA_LACKS),0,1)
+CUDA_SAYS := $(if $(CUDA_LACKS),left out: no $(CUDA_LACKS) in CUDA_HOME=$(CUDA_HOME))
+else
+CUDA_MODE := $(CUDA)
+CUDA_SAYS := $(if $(filter 0,$(CUDA)),left out by CUDA=0)
+endif
+ifeq ($(CUDA_MODE),1)
+$(if $(CUDA_LACKS),$(error CUDA=1, but there is no $(CUDA_LACKS) in CUDA_HOME=$(CUDA_HOME)))
+CUDNN := $(and $(call header,cudnn.h,$(CUDNN_HOMES)),$(call library,cudnn,$(CUDNN_HOMES)))
+NCCL  := $(and $(call header,nccl.h,$(NCCL_HOMES)),$(call library,nccl,$(NCCL_HOMES)))
+CUDA_LIBRARIES := $(call library,cudart,$(CUDA_HOME)) $(call library,cublasLt,$(CUDA_HOME)) $(CUDNN) $(NCCL)
+CUDA_SAYS := for sm_80 and sm_90, $(CUDA_HOME), $(if $(CUDNN),cuDNN,no cuDNN: own attention), $(if $(NCCL),NCCL,no NCCL)
+LDLIBS += $(CUDA_LIBRARIES) $(foreach dir,$(sort $(dir $(CUDA_LIBRARIES))),-Wl,-rpath,$(dir)) -lstdc++
+else ifeq ($(CUDA_MODE),emulate)
+$(if $(CUDA_HEADERS),,$(error CUDA=emulate, but there is no cuda_runtime.h and cublasLt.h in CUDA_HOME=$(CUDA_HOME)))
+NCCL := $(wildcard tests/cuda/nccl.cpp)
+CUDA_SAYS := emulated on the CPU, headers of $(CUDA_HOME)
+LDLIBS += -lstdc++
+else ifneq ($(CUDA_MODE),0)
+$(error CUDA is 0, 1, auto or emulate)
+endif
+CUDA_DEFINES := $(if $(filter-out 0,$(CUDA_MODE)),-DHAVE_CUDA) $(if $(CUDNN),-DHAVE_CUDNN) $(if $(NCCL),-DHAVE_NCCL)
+CFLAGS += $(CUDA_DEFINES)
+CXX := $(if $(filter default,$(origin CXX)),$(if $(findstring clang,$(CC)),clang++,g++),$(CXX))
+CXXFLAGS := -std=c++20 $(OPT) -g -march=$(ARCH) -ffp-contract=off $(OPENMP) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
+            $(if $(CI),-Werror) -I. -MMD -MP -DCUDA_EMULATED $(CUDA_DEFINES) -isystem $(CUDA_HOME)/include \
+            $(shell pkg-config --cflags $(LIBS) 2>/dev/null) $(EXTRA_CFLAGS)
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -Xcompiler -Wall,-Wextra $(if $(CI),-Werror all-warnings) -I. -MMD -MP $(CUDA_DEFINES) \
+             $(foreach home,$(CUDNN_HOME) $(NCCL_HOME),-isystem $(home)/include) \
+             -gencode arch=compute_80,code=sm_80 -gencode 'arch=compute_90,code=[sm_90,compute_90]'
+# Files whose results are the CPU's to the bit.
+CUDA_EXACT := optim/% comm/%
+
 # Programs with a main of their own, everything else is in the library.
 PROGRAM_SOURCES := train.c generate.c data/prepare.c data/tokenize.c data/extract_text.c $(wildcard bench/*.c) tests/golden.c
 TEST_SOURCES    := $(wildcard tests/test_*.c)
 LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), $(wildcard base/*.c data/*.c model/*.c optim/*.c comm/*.c comm/*/*.c run/*.c))
+ifeq ($(CUDA_MODE),0)
+TEST_SOURCES := $(filter-out tests/test_cuda_%, $(TEST_SOURCES))
+else
+LIBRARY_SOURCES += $(filter-out $(if $(CUDNN),,model/attention_cudnn.cu) $(if $(NCCL),,comm/transport/transport_nccl.cu), \
+                     $(wildcard base/*.cu model/*.cu optim/*.cu comm/*/*.cu))
+endif
+ifeq ($(CUDA_MODE),emulate)
+LIBRARY_SOURCES += $(wildcard tests/cuda/*.cpp tests/cuda/*.cu)
+else # without what tests can ask of the emulator
+TEST_SOURCES := $(filter-out $(shell grep -l 'cuda/stand_ins\.h' $(TEST_SOURCES)), $(TEST_SOURCES))
+endif
 ifeq ($(MPI),0)
 LIBRARY_SOURCES := $(filter-out comm/transport/transport_mpi.c, $(LIBRARY_SOURCES))
 LINK := $(CC)
@@ -40,13 +101,14 @@ endif
 Q := $(if $(V),,@)
 say = $(if $(V),,@echo '  $(1)')
 
-objects   = $(patsubst %.c,$(BUILD)/obj/%.o,$(1))
+objects   = $(patsubst %,$(BUILD)/obj/%.o,$(basename $(1)))
 PROGRAMS := $(patsubst %,$(BUILD)/%,$(filter-out train,$(notdir $(basename $(PROGRAM_SOURCES)))))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SOURCES))
 LIBRARY  := $(BUILD)/libtandem.a
 
 .PHONY: all
 all: $(TRAIN) $(PROGRAMS) ## build ./train and the programs in build/
+	@echo 'CUDA: $(CUDA_SAYS)'
 
 $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(dir $@)
@@ -56,10 +118,26 @@ $(BUILD)/obj/%.o: %.c $(BUILD)/flags
 COMPILE := $(CC)
 $(BUILD)/obj/comm/transport/transport_mpi.o: COMPILE := OMPI_CC=$(CC) $(MPICC)
 
+$(BUILD)/obj/%.o: %.cu $(BUILD)/flags.cuda
+	@mkdir -p $(dir $@)
+ifeq ($(CUDA_MODE),emulate)
+	$(call say,c++   $<)
+	$(Q)$(CXX) $(CXXFLAGS) -x c++ -c $< -o $@
+else
+	$(call say,nvcc  $<)
+	$(Q)$(NVCC) $(NVCCFLAGS) $(if $(filter $(CUDA_EXACT),$<),-fmad=false) -MF $(@:.o=.d) -c $< -o $@
+endif
+$(BUILD)/obj/%.o: %.cpp $(BUILD)/flags.cuda
+	@mkdir -p $(dir $@)
+	$(call say,c++   $<)
+	$(Q)$(CXX) $(CXXFLAGS) -c $< -o $@
+
 # Rebuild everything when flags change.
-$(BUILD)/flags: FORCE
+$(BUILD)/flags: FLAGS = $(CC) $(CFLAGS) $(KERNEL_CFLAGS) $(LINK) $(LDLIBS)
+$(BUILD)/flags.cuda: FLAGS = $(if $(filter emulate,$(CUDA_MODE)),$(CXX) $(CXXFLAGS),$(NVCC) $(NVCCFLAGS) $(CUDA_EXACT))
+$(BUILD)/flags $(BUILD)/flags.cuda: FORCE
 	@mkdir -p $(BUILD)
-	@echo '$(CC) $(CFLAGS) $(KERNEL_CFLAGS) $(LINK) $(LDLIBS)' | cmp -s - $@ || echo '$(CC) $(CFLAGS) $(KERNEL_CFLAGS) $(LINK) $(LDLIBS)' > $@
+	@echo "$(FLAGS)" | cmp -s - $@ || echo "$(FLAGS)" > $@
 FORCE:
 
 $(LIBRARY): $(call objects,$(LIBRARY_SOURCES))
@@ -83,18 +161,23 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 .SECONDARY: $(call objects,$(TEST_SOURCES))
 
 # ---- tests ----
-.PHONY: test tests asan tsan mutants lint
+.PHONY: test tests emulated asan tsan mutants lint
 tests: all $(TESTS)
+# The tests of CUDA are built once more to run on the CPU, in a folder of their own.
+EMULATED := $(if $(filter-out 0 emulate,$(CUDA)),$(if $(TEST),$(findstring test_cuda,$(TEST)),all))
+emulated: $(TRAIN) $(BUILD)/golden $(filter $(BUILD)/tests/test_cuda_%,$(TESTS))
 test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
-	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) tests/run.sh $(TEST)
+	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate BUILD=$(BUILD)/emulate TRAIN=$(BUILD)/emulate/train emulated)
+	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) EMULATED=$(if $(EMULATED),$(if $(CUDA_HEADERS),$(BUILD)/emulate,none)) tests/run.sh $(TEST)
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks as threads
-	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
+	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 CUDA=$(if $(CUDA_HEADERS),emulate,0) \
+	    BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 # The comm room needs neither OpenMP nor BLAS, whose threads ThreadSanitizer cannot follow.
 TSAN_TESTS := test_comm test_transport test_collective test_sync test_shard test_feedback
 tsan: ## the tests of comm under ThreadSanitizer, ranks as threads
-	@$(MAKE) --no-print-directory MPI=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS=-fsanitize=thread \
+	@$(MAKE) --no-print-directory MPI=0 CUDA=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS=-fsanitize=thread \
 	    $(TSAN_TESTS:%=build/tsan/tests/%)
 	@BUILD=build/tsan MPI=0 tests/run.sh $(TSAN_TESTS)
 mutants: ## put known faults back, one at a time, and see the tests catch each (about ten minutes)
@@ -148,4 +231,4 @@ clean: ## remove what was built
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
--include $(patsubst %.c,$(BUILD)/obj/%.d,$(PROGRAM_SOURCES) $(LIBRARY_SOURCES) $(TEST_SOURCES))
+-include $(patsubst %.o,%.d,$(call objects,$(PROGRAM_SOURCES) $(LIBRARY_SOURCES) $(TEST_SOURCES)))

@@ -3,7 +3,7 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 failures=0
-sources() { find train.c generate.c base bench comm data model optim run tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'; }
+sources() { find train.c generate.c base bench comm data model optim run tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp'; }
 
 # allow FOLDER-PATTERN REGEX: every #include "..." in files whose path matches the pattern must match the regex
 allow() {
@@ -18,17 +18,17 @@ only() {
     [ -z "$bad" ] || { printf 'only %s may include it:\n%s\n' "$2" "$bad"; failures=1; }
 }
 
-allow '^base/'            'base/[a-z0-9_]+\.h'
+allow '^base/'            'base/[a-z0-9_]+\.h|tests/cuda/emulator\.h'
 allow '^data/'            '(base|data)/[a-z0-9_]+\.h'
-allow '^model/'           '(base|model)/[a-z0-9_]+\.h'
-allow '^optim/'           '(base|optim)/[a-z0-9_]+\.h'
-allow '^comm/transport/'  '(base|comm/transport)/[a-z0-9_]+\.h'
-allow '^comm/compress/'   '(base|comm/compress)/[a-z0-9_]+\.h'
-allow '^comm/collective/' '(base|comm/transport|comm/compress|comm/collective)/[a-z0-9_]+\.h'
+allow '^model/'           '(base|model)/[a-z0-9_]+\.(h|cuh)'
+allow '^optim/'           '(base|optim)/[a-z0-9_]+\.(h|cuh)'
+allow '^comm/transport/'  '(base|comm/transport)/[a-z0-9_]+\.(h|cuh)'
+allow '^comm/compress/'   '(base|comm/compress)/[a-z0-9_]+\.(h|cuh)'
+allow '^comm/collective/' '(base|comm/transport|comm/compress|comm/collective)/[a-z0-9_]+\.(h|cuh)'
 allow '^comm/[^/]+$'      '(base|comm|comm/[a-z]+)/[a-z0-9_]+\.h'
 allow '^run/'             '((base|data|model|optim|run)/[a-z0-9_]+|comm/comm)\.h'
 allow '^(train|generate)\.c$' '((base|data|model|optim|run)/[a-z0-9_]+|comm/comm)\.h'
 only 'mpi\.h'             '^comm/transport/transport_mpi\.c$'
-only 'nccl\.h'            '^comm/transport/transport_nccl\.cu$'
-only '(cuda|cublas|cudnn)[A-Za-z0-9_]*\.h' '\.cuh?$'
+only 'nccl\.h'            '^comm/transport/transport_nccl\.cu$|^tests/cuda/'
+only '(cuda|cublas|cudnn)[A-Za-z0-9_]*\.h' '\.cuh?$|^tests/cuda/'
 exit $failures

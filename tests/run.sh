@@ -1,9 +1,10 @@
 #!/bin/bash
 # Runs every test program in $BUILD/tests and every tests/test_*.sh, with the include rules first; closes with
 # "N passed, N failed". A failing test's output is shown whole. Arguments: names of tests, default all.
+# test_cuda_* of $BUILD use a GPU where there is one; those of $EMULATED, another build folder, run on the CPU.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-export BUILD=${BUILD:-build} MPI=${MPI:-1} TRAIN=${TRAIN:-./train}
+export BUILD=${BUILD:-build} MPI=${MPI:-1} TRAIN=${TRAIN:-./train} EMULATED=${EMULATED:-}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 [[ $TRAIN == */* ]] || TRAIN=./$TRAIN
 log=$(mktemp)
@@ -25,13 +26,27 @@ run() {
 
 wanted() { [ $# = 1 ] || [[ " ${*:2} " == *" $1 "* ]]; }
 wanted lint "$@" && run lint tests/lint.sh
+export CUDART_DEVICES=0 # the emulated GPU is for its own tests
 for source in tests/test_*.c; do
     name=$(basename "$source" .c)
-    wanted "$name" "$@" && [ -x "$BUILD/tests/$name" ] && run "$name" "$BUILD/tests/$name"
+    [[ $name == test_cuda_* ]] && devices=1 || devices=0
+    wanted "$name" "$@" && [ -x "$BUILD/tests/$name" ] && CUDART_DEVICES=$devices run "$name" "$BUILD/tests/$name"
 done
 for script in tests/test_*.sh; do
     name=$(basename "$script")
+    [[ $name == test_cuda_* ]] && continue
     wanted "$name" "$@" && [ -x "$script" ] && run "$name" "$script"
+done
+for test in tests/test_cuda_*; do
+    name=$(basename "$test" .c)
+    program=$EMULATED/tests/$name
+    [ -x "$test" ] && program=$test
+    wanted "$name" "$@" && [ "$EMULATED" ] || continue
+    if [ "$EMULATED" = none ]; then
+        run "$name, emulated" echo 'skipped: no CUDA headers'
+    else
+        CUDART_DEVICES=1 BUILD=$EMULATED TRAIN=./$EMULATED/train run "$name, emulated" "$program"
+    fi
 done
 for name in "$@"; do
     [ "$name" = lint ] || [ -e "tests/$name" ] || [ -e "tests/$name.c" ] || { echo "no test is called $name"; failed=$((failed + 1)); }

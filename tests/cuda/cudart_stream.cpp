@@ -1,0 +1,324 @@
+/* Streams and events of the stand-in for the CUDA runtime. A stream is a queue of work. Where nothing is late, work is
+ * done as soon as it is queued. Else a thread, the driver, takes it from there:
+ *
+ *   when a call waits for a stream   what that stream needs, through the events it waits for, and nothing else
+ *   when nothing happens for 2 ms    anything that may run, from streams in turn by the emulator's seed
+ *
+ * So a copy whose result is read too early, or whose source is overwritten too early, shows.
+ * The default stream (and calls without a stream) waits for those streams that were not made cudaStreamNonBlocking. */
+#include "tests/cuda/machine.h"
+#include "tests/cuda/runtime.h"
+#include "tests/cuda/stand_ins.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+using emulator::die;
+
+namespace cudart {
+
+struct Stream;
+
+struct Event {
+    uint64_t recorded = 0, passed = 0; /* how many records were queued, and how many of them were reached */
+    Stream *stream = nullptr;          /* of the last one */
+    double passed_s = 0;
+};
+
+struct Item {
+    std::function<void()> work;   /* or: */
+    std::shared_ptr<Event> event; /* to wait for, until `record` records have been reached */
+    uint64_t record;
+    Stream *recorder;
+};
+
+struct Stream {
+    bool blocking = true, running = false;
+    std::deque<Item> queue;
+};
+
+struct Driver {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::vector<std::shared_ptr<Stream>> streams;
+    int events = 0;
+    bool late = getenv("CUDART_LATE") && atoi(getenv("CUDART_LATE"));
+    std::vector<Stream *> awaited; /* by calls, one entry each */
+    uint64_t queued = 0;           /* items so far */
+    uint64_t random = 1;
+    bool started = false;
+};
+using Lock = std::unique_lock<std::mutex>;
+
+static Driver &driver() {
+    static Driver *one = new Driver; /* its thread may outlive main */
+    return *one;
+}
+
+static double now_s() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/* ---- the driver's thread ---- */
+
+static bool can_run(const Stream *s) {
+    return !s->running && !s->queue.empty() &&
+           (s->queue.front().work || s->queue.front().event->passed >= s->queue.front().record);
+}
+
+/* The stream that must go on so that `s` can; NULL: nothing is left for it. */
+static Stream *needed_for(Stream *s) {
+    while (!s->queue.empty() && !can_run(s) && !s->running)
+        s = s->queue.front().recorder;
+    return s->queue.empty() ? nullptr : s;
+}
+
+static Stream *any_stream(Driver &d) {
+    std::vector<Stream *> ready;
+    for (const auto &s : d.streams)
+        if (can_run(s.get()))
+            ready.push_back(s.get());
+    d.random = d.random * 6364136223846793005u + 1442695040888963407u;
+    return ready.empty() ? nullptr : ready[((d.random >> 33) + emulator::schedule_seed()) % ready.size()];
+}
+
+static void run_first(Driver &d, Stream *s, Lock &locked) {
+    Item item = std::move(s->queue.front());
+    s->queue.pop_front();
+    if (!item.work)
+        return;
+    s->running = true;
+    locked.unlock();
+    item.work();
+    locked.lock();
+    s->running = false;
+    d.changed.notify_all();
+}
+
+static void drive() {
+    Driver &d = driver();
+    Lock locked(d.lock);
+    uint64_t seen = 0;
+    for (;;) {
+        Stream *s = nullptr;
+        for (Stream *awaited : d.awaited)
+            s = s ? s : needed_for(awaited);
+        if (!s && seen == d.queued)
+            s = any_stream(d);
+        if (s) {
+            run_first(d, s, locked);
+            continue;
+        }
+        uint64_t before = d.queued;
+        bool idle = d.changed.wait_for(locked, std::chrono::milliseconds(2)) == std::cv_status::timeout;
+        seen = idle && d.awaited.empty() ? before : 0;
+    }
+}
+
+static void wait_for(Driver &d, Stream *s, Lock &locked) {
+    d.awaited.push_back(s);
+    d.changed.notify_all();
+    d.changed.wait(locked, [&] { return s->queue.empty() && !s->running; });
+    d.awaited.erase(std::find(d.awaited.begin(), d.awaited.end(), s));
+}
+
+static void wait_for_all(bool blocking_only) {
+    Driver &d = driver();
+    Lock locked(d.lock);
+    auto streams = d.streams; /* others may end theirs meanwhile */
+    for (const auto &s : streams)
+        if (!blocking_only || s->blocking)
+            wait_for(d, s.get(), locked);
+}
+void drain() { wait_for_all(false); }
+
+/* ---- queueing ---- */
+
+static void put(Driver &d, Stream *s, Item item, Lock &locked) {
+    if (!d.late) {
+        locked.unlock();
+        if (item.work)
+            item.work();
+        return;
+    }
+    if (!d.started)
+        std::thread(drive).detach();
+    d.started = true;
+    d.queued++;
+    s->queue.push_back(std::move(item));
+    d.changed.notify_all();
+}
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+    if (!stream) {
+        wait_for_all(true);
+        work();
+        return;
+    }
+    Driver &d = driver();
+    Lock locked(d.lock);
+    put(d, (Stream *)stream, Item{std::move(work), nullptr, 0, nullptr}, locked);
+}
+
+} // namespace cudart
+
+using namespace cudart;
+
+#define ENTER()                                              \
+    do {                                                     \
+        if (cudaError_t error_ = enter(__func__))            \
+            return error_;                                   \
+    } while (0)
+
+static std::shared_ptr<Event> &event_of(cudaEvent_t event) { return *(std::shared_ptr<Event> *)event; }
+
+/* ---- for tests ---- */
+
+void cudart_late(bool late) {
+    drain();
+    Lock locked(driver().lock);
+    driver().late = late;
+}
+int cudart_objects(void) {
+    Lock locked(driver().lock);
+    return (int)driver().streams.size() + driver().events + pinned_parts();
+}
+
+/* ---- streams ---- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    ENTER();
+    Lock locked(driver().lock);
+    auto s = std::make_shared<Stream>();
+    s->blocking = !(flags & cudaStreamNonBlocking);
+    driver().streams.push_back(s);
+    *stream = (cudaStream_t)s.get();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    ENTER();
+    return cudaStreamCreateWithFlags(stream, cudaStreamDefault);
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    ENTER();
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    ENTER();
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    ENTER();
+    if (!stream) {
+        wait_for_all(true);
+        return cudaSuccess;
+    }
+    Lock locked(driver().lock);
+    wait_for(driver(), (Stream *)stream, locked);
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+    ENTER();
+    drain();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    Driver &d = driver();
+    Lock locked(d.lock);
+    wait_for(d, (Stream *)stream, locked);
+    std::erase_if(d.streams, [=](const auto &s) { return s.get() == (Stream *)stream; });
+    return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    ENTER();
+    Lock locked(driver().lock);
+    return ((Stream *)stream)->queue.empty() && !((Stream *)stream)->running ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *user) {
+    ENTER();
+    enqueue(stream, [=] { function(user); });
+    return cudaSuccess;
+}
+
+/* ---- events ---- */
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    ENTER();
+    Lock locked(driver().lock);
+    driver().events++;
+    *event = (cudaEvent_t) new std::shared_ptr<Event>(new Event);
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    ENTER();
+    return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    Lock locked(driver().lock);
+    driver().events--;
+    delete (std::shared_ptr<Event> *)event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    ENTER();
+    if (!stream)
+        die("cudaEventRecord: the stand-in has no events of the default stream");
+    Driver &d = driver();
+    Lock locked(d.lock);
+    std::shared_ptr<Event> e = event_of(event);
+    uint64_t record = ++e->recorded;
+    e->stream = (Stream *)stream;
+    auto reach = [e, record] {
+        Lock reached(driver().lock);
+        e->passed = record;
+        e->passed_s = now_s();
+    };
+    put(d, e->stream, Item{reach, nullptr, 0, nullptr}, locked);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    ENTER();
+    Driver &d = driver();
+    Lock locked(d.lock);
+    std::shared_ptr<Event> e = event_of(event);
+    if (e->recorded > e->passed)
+        put(d, (Stream *)stream, Item{nullptr, e, e->recorded, e->stream}, locked);
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    ENTER();
+    Driver &d = driver();
+    Lock locked(d.lock);
+    std::shared_ptr<Event> e = event_of(event);
+    uint64_t record = e->recorded;
+    if (e->passed >= record)
+        return cudaSuccess;
+    Stream *s = e->stream;
+    d.awaited.push_back(s);
+    d.changed.notify_all();
+    d.changed.wait(locked, [&] { return e->passed >= record; });
+    d.awaited.erase(std::find(d.awaited.begin(), d.awaited.end(), s));
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    ENTER();
+    Lock locked(driver().lock);
+    return event_of(event)->passed >= event_of(event)->recorded ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    ENTER();
+    Lock locked(driver().lock);
+    if (!event_of(start)->passed || !event_of(end)->passed)
+        return failed(cudaErrorInvalidResourceHandle);
+    *ms = (float)(1e3 * (event_of(end)->passed_s - event_of(start)->passed_s));
+    return cudaSuccess;
+}

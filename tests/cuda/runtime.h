@@ -1,0 +1,31 @@
+/* Between the parts of the stand-in for the CUDA runtime. */
+#ifndef TESTS_CUDA_RUNTIME_H
+#define TESTS_CUDA_RUNTIME_H
+
+#include <cuda_runtime.h>
+
+#include <functional>
+
+namespace cudart {
+
+/* What a call returns before it does anything: the error that sticks or that a test asked for, else success. */
+cudaError_t enter(const char *function);
+/* Remembered for cudaGetLastError. */
+cudaError_t failed(cudaError_t error);
+
+/* Does `work` when the stream comes to it: now, or late. */
+void enqueue(cudaStream_t stream, std::function<void()> work);
+/* Returns when all streams are empty. */
+void drain();
+
+/* Whether [at, at + bytes) lies within one allocation of the device's memory. */
+bool on_device(const volatile void *at, size_t bytes);
+/* Or within pinned memory of the host. */
+bool device_can_read(const volatile void *at);
+int pinned_parts();
+
+/* The largest that a kernel was allowed to take by cudaFuncSetAttribute. */
+size_t dynamic_shared_allowed();
+
+} // namespace cudart
+#endif
