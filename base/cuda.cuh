@@ -2,8 +2,8 @@
  *
  * The same sources build with nvcc and with g++, so kernels keep to a common ground: launched by LAUNCH; dynamic shared
  * memory by DYN_SHARED; __shared__ at block scope; no PTX, cp.async, mma, cooperative groups, spinning between blocks;
- * shuffles of at most 8 bytes with honest masks; no reliance on lockstep. No atomics on floats: results do not depend on
- * timing. Where bits must equal the CPU's: explicit fmaf, and -fmad=false. */
+ * shuffles of at most 8 bytes with honest masks; no reliance on lockstep. No atomics on floats: results do not depend
+ * on timing. Where bits must equal the CPU's: explicit fmaf, and -fmad=false. */
 #ifndef BASE_CUDA_CUH
 #define BASE_CUDA_CUH
 

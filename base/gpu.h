@@ -39,7 +39,8 @@ void gpu_unpin(Gpu *gpu, void *host);
 void *gpu_stream(const Gpu *gpu);
 
 /* On the copying stream, behind what is in the computing stream now. When the bytes are there, and if done is not NULL,
- * done(user, argument) is called from a thread of the driver; it must not call gpu_* functions. */
+ * done(user, argument) is called from a thread of the driver; it must not call gpu_* functions. After a fault of the
+ * device it may never be called: whoever waits for it calls gpu_finish first. */
 typedef void GpuDoneFn(void *user, int argument);
 void gpu_copy_out(Gpu *gpu, void *host, const void *device, size_t bytes, GpuDoneFn *done, void *user, int argument);
 
