@@ -1,0 +1,118 @@
+/* The cuda device: all of tests/ops_cases.h in f32 and bf16, products in tf32, and what only this device promises. In
+ * builds that run kernels on the CPU, threads of a block take turns in order and in random orders. */
+#include "tests/ops_cases.h"
+
+#include "model/ops_cuda.h"
+
+#ifdef CUDA_EMULATED
+#include "tests/cuda/stand_ins.h"
+static const uint64_t seeds[] = {0, 5, 11};
+#else
+static void emulator_seed(uint64_t seed) { (void)seed; }
+static const uint64_t seeds[] = {0};
+#endif
+
+enum { WEIGHTS = 1 << 20 };
+
+/* Half a unit in the last of bf16's 8 bits, and of tf32's 11. */
+static const double bf16_error = 0x1p-8, tf32_error = 0x1p-11;
+
+static void refresh(const OpsDevice *device) { cuda_ops_round_weights(device->user); }
+
+typedef struct Card {
+    Gpu *gpu;
+    CudaOps *ops;
+    OpsDevice device;
+} Card;
+
+static void card_open(Card *card, CudaDtype dtype) {
+    assert_ok(gpu_open(&card->gpu, 0));
+    const Allocator *memory = gpu_memory(card->gpu);
+    float *weights = memory_alloc(memory, WEIGHTS * sizeof *weights);
+    assert_non_null(weights);
+    assert_ok(cuda_ops_create(&card->ops, card->gpu, dtype, weights, WEIGHTS));
+    assert_true((cuda_ops_weights(card->ops) != NULL) == (dtype == CUDA_BF16));
+    card->device = (OpsDevice){.ops = cuda_ops(card->ops),
+                               .memory = memory,
+                               .weights = weights,
+                               .weight_elems = WEIGHTS,
+                               .refresh = refresh,
+                               .user = card->ops,
+                               .act_error = dtype == CUDA_BF16 ? bf16_error : 0,
+                               .factor_error = dtype == CUDA_TF32 ? tf32_error : 0};
+}
+
+static void card_close(Card *card) {
+    assert_ok(gpu_finish(card->gpu));
+    cuda_ops_destroy(card->ops);
+    memory_free(card->device.memory, card->device.weights);
+    gpu_close(card->gpu);
+}
+
+static void on_card(CudaDtype dtype, void (*check_op)(const OpsDevice *device)) {
+    for (size_t i = 0; i < sizeof seeds / sizeof *seeds; i++) {
+        Card card;
+        emulator_seed(seeds[i]);
+        card_open(&card, dtype);
+        check_op(&card.device);
+        card_close(&card);
+    }
+    emulator_seed(0);
+}
+
+#define ON_CARD(op)                                \
+    static void test_##op##_f32(void **state) {    \
+        (void)state;                               \
+        on_card(CUDA_F32, check_##op);             \
+    }                                              \
+    static void test_##op##_bf16(void **state) {   \
+        (void)state;                               \
+        on_card(CUDA_BF16, check_##op);            \
+    }
+
+ON_CARD(embedding)
+ON_CARD(embedding_order)
+ON_CARD(layernorm)
+ON_CARD(layernorm_wide)
+ON_CARD(layernorm_rows)
+ON_CARD(linear_forward)
+ON_CARD(linear_backward)
+ON_CARD(gelu_range)
+ON_CARD(attention)
+ON_CARD(attention_long)
+ON_CARD(attention_large_scores)
+ON_CARD(attention_cached)
+ON_CARD(attention_nan)
+ON_CARD(head)
+ON_CARD(head_extremes)
+ON_CARD(mean)
+
+static void test_linear_tf32(void **state) {
+    (void)state;
+    on_card(CUDA_TF32, check_linear_forward);
+    on_card(CUDA_TF32, check_linear_backward);
+}
+
+#define BOTH(op) cmocka_unit_test(test_##op##_f32), cmocka_unit_test(test_##op##_bf16)
+
+static const struct CMUnitTest tests[] = {
+    BOTH(embedding),
+    BOTH(embedding_order),
+    BOTH(layernorm),
+    BOTH(layernorm_wide),
+    BOTH(layernorm_rows),
+    BOTH(linear_forward),
+    BOTH(linear_backward),
+    cmocka_unit_test(test_linear_tf32),
+    BOTH(gelu_range),
+    BOTH(attention),
+    BOTH(attention_long),
+    BOTH(attention_large_scores),
+    BOTH(attention_cached),
+    BOTH(attention_nan),
+    BOTH(head),
+    BOTH(head_extremes),
+    BOTH(mean),
+};
+
+CHECK_MAIN(tests)
