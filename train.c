@@ -146,8 +146,8 @@ static Status synchronise(Trainer *t) {
     TRY(sync_create(&t->sync, t->comm, &s->comm, &setup));
     gpt2_on_need(t->model, sync_need, t->sync);
     if (t->device.computes)
-        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), &host_memory));
-    return shard_norm_create(&t->norm, t->comm, t->sync, &t->table);
+        TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), &host_memory, &optim_cpu));
+    return shard_norm_create(&t->norm, t->comm, t->sync, &t->table, &optim_cpu);
 }
 
 static Snapshot snapshot_of(Trainer *t) {

@@ -4,16 +4,18 @@
 #ifndef BASE_RANDOM_H
 #define BASE_RANDOM_H
 
+#include "base/host_device.h"
+
 #include <math.h>
 #include <stdint.h>
 
-static inline uint64_t random_mix(uint64_t z) {
+static HOST_DEVICE inline uint64_t random_mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return z ^ (z >> 31);
 }
 
-static inline uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter) {
+static HOST_DEVICE inline uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t counter) {
     uint64_t key = random_mix(seed + 0x9e3779b97f4a7c15u * (stream + 1));
     return random_mix(key + 0x9e3779b97f4a7c15u * (counter + 1));
 }

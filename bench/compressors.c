@@ -216,7 +216,7 @@ static Status trainer_create(Trainer *t, const Settings *s) {
     if (!t->params || !t->grads || !t->inputs || !t->targets)
         return fault("no memory for %lld parameters", (long long)t->table.elems);
     gpt2_init_random(&t->config, &t->table, (uint64_t)s->run.seed, t->params);
-    TRY(adamw_create(&t->adamw, &t->table, NULL, &host_memory));
+    TRY(adamw_create(&t->adamw, &t->table, NULL, &host_memory, &optim_cpu));
     return gpt2_create(&t->model, &t->config, &t->table, t->params, t->grads, &options, &ops_cpu, &host_memory);
 }
 

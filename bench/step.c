@@ -226,7 +226,7 @@ static Status trainer_create(Trainer *trainer, const Gpt2Config *config, const G
         trainer->tokens[i] = (int)(random_bits(1, 100, i) % (uint64_t)config->vocab);
         trainer->targets[i] = (int)(random_bits(1, 101, i) % (uint64_t)config->vocab);
     }
-    TRY(adamw_create(&trainer->adamw, &trainer->table, NULL, &host_memory));
+    TRY(adamw_create(&trainer->adamw, &trainer->table, NULL, &host_memory, &optim_cpu));
     return gpt2_create(&trainer->model, config, &trainer->table, trainer->params, trainer->grads, options,
                        &trainer->timed.ops, &host_memory);
 }

@@ -1,38 +1,21 @@
-/* The global gradient norm, in an order of summation that nothing can change: squares are exact in f64; LANES partial
- * sums per unit (lane = index in the unit modulo LANES) are folded in halves; units are added in their order. The flat
- * array is cut into units at every multiple of BLOCK and at the bounds of the gradients:
+/* The global gradient norm, in an order of summation that nothing can change: squares are exact in f64; NORM_LANES
+ * partial sums per unit (lane = index in the unit modulo NORM_LANES) are folded in halves; units are added in their
+ * order. The flat array is cut into units at every multiple of NORM_BLOCK and at the bounds of the gradients:
  *
  *     BLOCK       0         1         2         3         4
  *     gradients   | 0     | 1                        | 2  |
  *     units       | 0     |1| 2       | 3       | 4  | 5  |
  *
- * Buckets are made of gradients or cut at multiples of BLOCK, and so are the shards of ranks: each unit lies in one of
- * them. So the result is the same for any number of threads or ranks, any vector width, any buckets. Costs one read
- * of the gradient. */
-#include "optim/adamw.h"
+ * Buckets are made of gradients or cut at multiples of NORM_BLOCK, and so are the shards of ranks: each unit lies in
+ * one of them. So the result is the same for any number of threads or ranks, any vector width, any device, any buckets.
+ * Costs one read of the gradient. */
+#include "optim/passes.h"
 
 #include <assert.h>
 #include <math.h>
-#include <omp.h>
 #include <stdlib.h>
 
-enum { BLOCK = 4096, LANES = 16, UNITS_PER_ROUND = 2048 };
-
-/* Of the squares of grads[start .. end - 1]. */
-static double unit_sum(const float *grads, int64_t start, int64_t end) {
-    double lanes[LANES] = {0};
-    int64_t elems = end - start, whole = elems / LANES * LANES;
-    grads += start;
-    for (int64_t i = 0; i < whole; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            lanes[lane] += (double)grads[i + lane] * (double)grads[i + lane];
-    for (int64_t i = whole; i < elems; i++)
-        lanes[i - whole] += (double)grads[i] * (double)grads[i];
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++)
-            lanes[lane] += lanes[lane + half];
-    return lanes[0];
-}
+enum { UNITS_PER_ROUND = 2048 };
 
 /* Where the unit ends that begins at `start`; *gradient is the one that the unit before lay in. */
 static int64_t unit_end(const ParamTable *table, int *gradient, int64_t start) {
@@ -40,7 +23,7 @@ static int64_t unit_end(const ParamTable *table, int *gradient, int64_t start) {
     while (g->offset + g->elems <= start)
         g++;
     *gradient = (int)(g - table->gradients);
-    int64_t block_end = (start / BLOCK + 1) * BLOCK, gradient_end = g->offset + g->elems;
+    int64_t block_end = (start / NORM_BLOCK + 1) * NORM_BLOCK, gradient_end = g->offset + g->elems;
     return block_end < gradient_end ? block_end : gradient_end;
 }
 
@@ -55,7 +38,7 @@ double grad_norm(const ParamTable *table, const float *grads) {
         }
 #pragma omp parallel for schedule(static)
         for (int i = 0; i < count; i++)
-            sums[i] = unit_sum(grads, bounds[i], bounds[i + 1]);
+            sums[i] = norm_unit_sum(grads, bounds[i], bounds[i + 1]);
         for (int i = 0; i < count; i++)
             total += sums[i];
         bounds[0] = bounds[count];
@@ -65,8 +48,7 @@ double grad_norm(const ParamTable *table, const float *grads) {
 
 /* ---- in parts ---- */
 
-Status norm_plan_create(NormPlan *plan, const ParamTable *table) {
-    *plan = (NormPlan){0};
+static Status fill_plan(NormPlan *plan, const ParamTable *table) {
     int gradient = 0;
     for (int64_t at = 0; at < table->elems; plan->units++)
         at = unit_end(table, &gradient, at);
@@ -79,7 +61,19 @@ Status norm_plan_create(NormPlan *plan, const ParamTable *table) {
     return OK;
 }
 
+Status norm_plan_create(NormPlan *plan, const ParamTable *table, const OptimOps *ops) {
+    *plan = (NormPlan){.ops = ops};
+    Status status = fill_plan(plan, table);
+    if (status == OK && ops->norm_create)
+        status = ops->norm_create(ops->state, plan);
+    if (status != OK)
+        norm_plan_destroy(plan);
+    return status;
+}
+
 void norm_plan_destroy(NormPlan *plan) {
+    if (plan->ops && plan->ops->norm_destroy)
+        plan->ops->norm_destroy(plan->ops->state, plan);
     free(plan->starts);
     *plan = (NormPlan){0};
 }
@@ -98,54 +92,29 @@ static int64_t unit_at(const NormPlan *plan, int64_t start) {
     return low;
 }
 
-typedef struct Units {
-    int64_t first, count;
-} Units;
-
-static Units units_of(const NormPlan *plan, Slice slice) {
+NormUnits norm_slice_units(const NormPlan *plan, Slice slice) {
     if (slice.elems == 0)
-        return (Units){0};
+        return (NormUnits){0};
     int64_t first = unit_at(plan, slice.start);
-    return (Units){first, unit_at(plan, slice.start + slice.elems) - first};
+    return (NormUnits){first, unit_at(plan, slice.start + slice.elems) - first};
 }
 
 int64_t norm_shard_units(const NormPlan *plan, const Shard *shard) {
     int64_t count = 0;
     for (int i = 0; i < shard->count; i++)
-        count += units_of(plan, shard->slices[i]).count;
+        count += norm_slice_units(plan, shard->slices[i]).count;
     return count;
-}
-
-/* Places first..last-1 of partial. */
-static void partial_range(const NormPlan *plan, const float *grads, const Shard *shard, double *partial, int64_t first,
-                          int64_t last) {
-    int64_t at = 0; /* place of the slice's first unit */
-    for (int i = 0; i < shard->count && at < last; i++) {
-        Units units = units_of(plan, shard->slices[i]);
-        int64_t begin = at > first ? at : first, end = at + units.count < last ? at + units.count : last;
-        for (int64_t place = begin; place < end; place++) {
-            const int64_t *start = &plan->starts[units.first + place - at];
-            partial[place] = unit_sum(grads, start[0], start[1]);
-        }
-        at += units.count;
-    }
 }
 
 void norm_partial(const NormPlan *plan, const float *grads, const Shard *shard, double *partial) {
     const Slice all = {0, plan->starts[plan->units]};
     const Shard everything = {&all, 1};
-    shard = shard ? shard : &everything;
-    int64_t count = norm_shard_units(plan, shard);
-#pragma omp parallel
-    {
-        int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        partial_range(plan, grads, shard, partial, count * thread / threads, count * (thread + 1) / threads);
-    }
+    plan->ops->norm_partial(plan->ops->state, plan, grads, shard ? shard : &everything, partial);
 }
 
 void norm_scatter(const NormPlan *plan, const Shard *shard, const double *partial, double *sums) {
     for (int i = 0; i < shard->count; i++) {
-        Units units = units_of(plan, shard->slices[i]);
+        NormUnits units = norm_slice_units(plan, shard->slices[i]);
         for (int64_t unit = 0; unit < units.count; unit++)
             sums[units.first + unit] = *partial++;
     }

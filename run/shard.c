@@ -5,9 +5,10 @@
 
 /* ---- the norm ---- */
 
-Status shard_norm_create(ShardNorm *norm, Comm *comm, const Sync *sync, const ParamTable *table) {
+Status shard_norm_create(ShardNorm *norm, Comm *comm, const Sync *sync, const ParamTable *table,
+                         const OptimOps *ops) {
     *norm = (ShardNorm){.comm = comm, .sync = sync};
-    TRY(norm_plan_create(&norm->plan, table));
+    TRY(norm_plan_create(&norm->plan, table, ops));
     for (int rank = 0; rank < comm_ranks(comm); rank++) {
         int64_t units = sync_shard(sync, rank) ? norm_shard_units(&norm->plan, sync_shard(sync, rank)) : 0;
         norm->most = units > norm->most ? units : norm->most;

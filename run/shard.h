@@ -17,11 +17,11 @@ typedef struct ShardNorm {
     double *sums;     /* f64[units], owned */
 } ShardNorm;
 
-Status shard_norm_create(ShardNorm *norm, Comm *comm, const Sync *sync, const ParamTable *table);
+Status shard_norm_create(ShardNorm *norm, Comm *comm, const Sync *sync, const ParamTable *table, const OptimOps *ops);
 void shard_norm_destroy(ShardNorm *norm); /* accepts a zeroed one */
 
-/* The norm of the whole gradient, of which this rank has its shard in grads f32[table->elems]: the bits of grad_norm,
- * the same on all ranks. */
+/* The norm of the whole gradient, of which this rank has its shard in grads f32[table->elems], in the
+ * memory of the device of ops: the bits of grad_norm, the same on all ranks. */
 Status shard_norm(ShardNorm *norm, const float *grads, double *result);
 
 /* moments, as AdamW keeps them, become flat f32[table->elems] on rank 0; elsewhere flat is not used and may be NULL. */

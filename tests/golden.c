@@ -133,7 +133,7 @@ static Status load(Golden *golden, const char *folder, const char *name) {
                     &host_memory));
     if (golden->split)
         TRY(split_embedding(golden));
-    return adamw_create(&golden->adamw, &golden->table, NULL, &host_memory);
+    return adamw_create(&golden->adamw, &golden->table, NULL, &host_memory, &optim_cpu);
 }
 
 static void show(Golden *golden, const char *name, int64_t elems, double error, double of_bound) {

@@ -48,7 +48,7 @@ static void reference_update(Reference *r, double g, const OptimConfig *config, 
 static void check_against_reference(const OptimConfig *config, double grad_scale) {
     ParamTable table = odd_table();
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory, &optim_cpu));
     float *params = random_array(table.elems, 0, 0.1);
     Reference *references = calloc((size_t)table.elems, sizeof *references);
     assert_non_null(references);
@@ -97,7 +97,7 @@ static void adamw_moments_of_a_constant_gradient_stand_still(void **state) {
     ParamTable table = {0};
     param_add(&table, "fcb", 0, 1, 5);
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory, &optim_cpu));
     OptimConfig config = gpt2_optim;
     config.beta2 = 0.999;
     float params[5] = {0}, grads[5] = {1, -2, 0.5f, 0x1p-13f, 0}, squares[5];
@@ -118,7 +118,7 @@ static void adamw_leaves_zeros_alone(void **state) {
     (void)state;
     ParamTable table = odd_table();
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory, &optim_cpu));
     float *zeros = calloc((size_t)table.elems, sizeof *zeros), *params = calloc((size_t)table.elems, sizeof *params);
     for (int step = 0; step < 3; step++)
         adamw_update(&adamw, &gpt2_optim, 1e-3, 1, params, zeros);
@@ -138,7 +138,7 @@ static void adamw_bits_do_not_depend_on_threads(void **state) {
     for (int threads = 1; threads <= 3; threads++) {
         omp_set_num_threads(threads);
         AdamW adamw;
-        assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
+        assert_ok(adamw_create(&adamw, &table, NULL, &host_memory, &optim_cpu));
         float *params = random_array(table.elems, 0, 0.1), *grads = random_array(table.elems, 1, 1);
         for (int step = 0; step < 3; step++)
             adamw_update(&adamw, &gpt2_optim, 1e-3, 0.7, params, grads);
@@ -163,7 +163,7 @@ static void adamw_bits_do_not_depend_on_position(void **state) {
     ParamTable table = {0};
     param_add(&table, "fcw", 0, 3, 1391);
     AdamW adamw;
-    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory));
+    assert_ok(adamw_create(&adamw, &table, NULL, &host_memory, &optim_cpu));
     float params[3 * 1391], grads[3 * 1391];
     for (int i = 0; i < 3 * 1391; i++)
         params[i] = 0.123f, grads[i] = 0.0317f;
@@ -183,11 +183,11 @@ static void *no_memory(void *context, size_t bytes) {
 static void adamw_reports_lack_of_memory(void **state) {
     (void)state;
     ParamTable table = odd_table();
-    for (int left = 0; left < 2; left++) {
+    for (int left = 0; left < 3; left++) {
         int allocations = left;
         Allocator memory = {no_memory, host_memory.free, &allocations};
         AdamW adamw;
-        assert_int_equal(adamw_create(&adamw, &table, NULL, &memory), FAULT);
+        assert_int_equal(adamw_create(&adamw, &table, NULL, &memory, &optim_cpu), FAULT);
         assert_non_null(strstr(error_line(), "out of memory"));
         adamw_destroy(&adamw);
     }
@@ -341,7 +341,7 @@ static void check_sharded_update(const ParamTable *table, const Partition *parti
     size_t bytes = (size_t)table->elems * sizeof(float);
     float *params = random_array(table->elems, 0, 0.1), *own = malloc(bytes), *own_grads = malloc(bytes);
     AdamW whole;
-    assert_ok(adamw_create(&whole, table, NULL, &host_memory));
+    assert_ok(adamw_create(&whole, table, NULL, &host_memory, &optim_cpu));
     float *start = malloc(bytes);
     memcpy(start, params, bytes);
     for (int step = 0; step < 3; step++) {
@@ -352,7 +352,7 @@ static void check_sharded_update(const ParamTable *table, const Partition *parti
     for (int rank = 0; rank < ranks; rank++) {
         const Shard *shard = &partition->shards[rank];
         AdamW part;
-        assert_ok(adamw_create(&part, table, shard, &host_memory));
+        assert_ok(adamw_create(&part, table, shard, &host_memory, &optim_cpu));
         assert_int_equal(part.elems, shard_elems(shard));
         memset(own, 0xff, bytes);
         for (int i = 0; i < shard->count; i++)
@@ -431,7 +431,7 @@ static void norm_from_shards_has_the_bits_of_the_whole(void **state) {
     (void)state;
     ParamTable table = larger_table();
     NormPlan plan;
-    assert_ok(norm_plan_create(&plan, &table));
+    assert_ok(norm_plan_create(&plan, &table, &optim_cpu));
     for (int ranks = 1; ranks <= RANKS_MAX; ranks++)
         for (uint64_t seed = 0; seed < 4; seed++) {
             float *grads = random_array(table.elems, 20 + seed, 1);
@@ -457,7 +457,7 @@ static void norm_of_nothing_is_zero(void **state) {
     (void)state;
     const ParamTable empty = {0};
     NormPlan plan;
-    assert_ok(norm_plan_create(&plan, &empty));
+    assert_ok(norm_plan_create(&plan, &empty, &optim_cpu));
     assert_int_equal(plan.units, 0);
     assert_close(norm_total(&plan, NULL), 0, 0);
     assert_close(grad_norm(&empty, NULL), 0, 0);

@@ -3,35 +3,15 @@
  * p goes through a small array on the stack, which stays in the first cache: so one loop looks for the largest
  * magnitude and the next one codes, both without branches for the compiler to vectorise, and new_residual may be
  * residual itself. Magnitudes are compared as integers: the bits of |p| order like |p|, with Inf and NaN above all
- * else, so the one maximum finds those too. Nothing here depends on the order of floating-point operations, and every
- * product stands in a statement of its own or in fmaf, so that no compiler fuses it. */
+ * else, so the one maximum finds those too. Nothing here depends on the order of floating-point operations, and no
+ * product is fused (scale.h). */
 #ifndef COMM_COMPRESS_BLOCK_H
 #define COMM_COMPRESS_BLOCK_H
 
 #include "comm/compress/compressor.h"
-
-#include <float.h>
-#include <math.h>
-#include <string.h>
+#include "comm/compress/scale.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian and written as it lies in memory");
-
-enum { INF_BITS = 0x7f800000, MAGNITUDE_BITS = 0x7fffffff };
-
-static inline int32_t float_bits(float value) {
-    int32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float bits_float(int32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* The NaN that travels: machines differ in the bits of those that arithmetic makes. */
-static inline float wire_nan(void) { return bits_float(0x7fc00000); }
 
 /* How one part of a block, n <= elems values, is coded. */
 typedef struct BlockCode {
@@ -112,36 +92,14 @@ static inline void block_decode(const BlockCode *code, const CompressorOptions *
 
 /* ---- blocks with one scale ---- */
 
-typedef struct BlockScale {
-    float scale, inverse;
-} BlockScale;
-
-/* So that the largest value gets the code `levels`: NaN for a block with NaN or Inf, 0 where it would not be normal,
- * and one step less where scale * levels would overflow. */
-static inline BlockScale block_scale(int32_t max_bits, float levels) {
-    if (max_bits >= INF_BITS)
-        return (BlockScale){.scale = wire_nan(), .inverse = 0};
-    float scale = bits_float(max_bits) / levels;
-    if (scale < FLT_MIN)
-        return (BlockScale){0};
-    float largest = scale * levels;
-    if (float_bits(largest) == INF_BITS)
-        scale = bits_float(float_bits(scale) - 1);
-    return (BlockScale){.scale = scale, .inverse = 1 / scale};
-}
-
-/* 1.5 * 2^23: added to |x| < 2^22, leaves no bits behind the point, rounded to nearest even, and x in the low bits. */
-static const float ROUNDER = 0x1.8p23f;
-
 /* Codes of p; new_residual may be NULL. */
 static inline void block_quantise(const float *restrict p, BlockScale by, int n, float *restrict new_residual,
                                   int8_t *restrict codes) {
     for (int i = 0; i < n; i++) {
-        float ratio = p[i] * by.inverse;
-        float rounded = ratio + ROUNDER;
-        codes[i] = (int8_t)(float_bits(rounded) & 0xff);
+        float left;
+        codes[i] = (int8_t)(block_code(p[i], by, &left) & 0xff);
         if (new_residual)
-            new_residual[i] = fmaf(-by.scale, rounded - ROUNDER, p[i]);
+            new_residual[i] = left;
     }
 }
 

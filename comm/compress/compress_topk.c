@@ -8,27 +8,24 @@
  */
 #include "comm/compress/bf16.h"
 #include "comm/compress/block.h"
+#include "comm/compress/topk.h"
 
 #include <assert.h>
 #ifdef __AVX512BW__
 #include <immintrin.h>
 #endif
 
-enum { BLOCK = 4096, INDEX_BITS = 12, GROUP = 32, COLUMNS = 256 };
+enum { BLOCK = TOPK_BLOCK, GROUP = 32, COLUMNS = 256 };
 
 /* ---- the wire ---- */
-
-static int kept_of(const CompressorOptions *options, int n) { return (int)ceil(options->density * n); }
-
-static size_t index_bytes(int kept) { return ((size_t)kept * INDEX_BITS + 7) / 8; }
 
 static size_t value_bytes(const CompressorOptions *options) {
     return options->bf16_values ? sizeof(uint16_t) : sizeof(float);
 }
 
 static size_t topk_bytes(const CompressorOptions *options, int n) {
-    int kept = kept_of(options, n);
-    return index_bytes(kept) + (size_t)kept * value_bytes(options);
+    int kept = topk_kept(options, n);
+    return (size_t)topk_index_bytes(kept) + (size_t)kept * value_bytes(options);
 }
 
 static void pack_indices(const uint16_t *places, int kept, uint8_t *wire) {
@@ -39,11 +36,6 @@ static void pack_indices(const uint16_t *places, int kept, uint8_t *wire) {
         if (i + 1 < kept)
             wire[2] = (uint8_t)(high >> 4);
     }
-}
-
-static inline int load_index(const uint8_t *wire, int i) {
-    const uint8_t *pair = wire + i / 2 * 3;
-    return i % 2 ? pair[1] >> 4 | pair[2] << 4 : pair[0] | (pair[1] & 15) << 8;
 }
 
 /* Returns what the value will be decoded to. */
@@ -161,7 +153,7 @@ static void select_largest(const float *restrict p, int n, int k, uint16_t *rest
 static void topk_encode_block(const CompressorOptions *options, const float *p, int32_t max_bits, int n,
                               float *new_residual, uint8_t *wire) {
     uint16_t places[BLOCK];
-    int kept = kept_of(options, n);
+    int kept = topk_kept(options, n);
     bool finite = max_bits < INF_BITS;
     if (finite)
         select_largest(p, n, kept, places);
@@ -172,28 +164,28 @@ static void topk_encode_block(const CompressorOptions *options, const float *p, 
         memcpy(new_residual, p, (size_t)n * sizeof *p);
     for (int i = 0; i < kept; i++) {
         float value = finite ? p[places[i]] : wire_nan();
-        float decoded = store_value(options, wire + index_bytes(kept), i, value);
+        float decoded = store_value(options, wire + topk_index_bytes(kept), i, value);
         if (new_residual)
             new_residual[places[i]] = value - decoded;
     }
 }
 
 static void topk_add_block(const CompressorOptions *options, const uint8_t *wire, int n, float *sum) {
-    int kept = kept_of(options, n);
+    int kept = topk_kept(options, n);
     for (int i = 0; i < kept; i++) {
-        int place = load_index(wire, i);
+        int place = topk_index(wire, i);
         assert(place < n);
-        sum[place] += load_value(options, wire + index_bytes(kept), i);
+        sum[place] += load_value(options, wire + topk_index_bytes(kept), i);
     }
 }
 
 static void topk_decode_block(const CompressorOptions *options, const uint8_t *wire, int n, float *values) {
-    int kept = kept_of(options, n);
+    int kept = topk_kept(options, n);
     memset(values, 0, (size_t)n * sizeof *values);
     for (int i = 0; i < kept; i++) {
-        int place = load_index(wire, i);
+        int place = topk_index(wire, i);
         assert(place < n);
-        values[place] = load_value(options, wire + index_bytes(kept), i);
+        values[place] = load_value(options, wire + topk_index_bytes(kept), i);
     }
 }
 
