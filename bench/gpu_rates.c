@@ -5,7 +5,9 @@
  *     matmul      TFLOP/s of y = x w^T, per type, over the model's own shapes and a large square one
  *     attention   TFLOP/s of causal attention in bf16, masked half not counted, backward as two forwards: our own path,
  *                 and cuDNN's with sums to dq in any order and in a fixed one
+ *     encode, decode_add   GB/s of f32 values through each compressor, with error feedback
  *     best        per type the best matmul: what a step's MFU is held against
+ *     model       MFLOP per token of a whole training step, as gpt2_flops_per_token counts
  *
  * A time is that of many calls in a row, none waiting for the one before it to be seen by the host, median of rounds. */
 #include "base/clock.h"
@@ -13,6 +15,7 @@
 #include "base/random.h"
 #include "base/report.h"
 #include "comm/compress/bf16.h"
+#include "comm/compress/compress_cuda.h"
 #include "model/attention_cudnn.h"
 #include "model/ops_cuda.h"
 #include "run/settings.h"
@@ -74,19 +77,28 @@ static double time_s(Bench *bench, WorkFn *work, void *user) {
 /* ---- rows ---- */
 
 static const ReportColumn columns[COLUMNS] = {
-    {"part", "part", "%-10s"}, {"type", "type", "%-20s"},     {"what", "what", "%-26s"},
-    {"us", "us", "%.1f"},      {"rate", "rate", "%.1f"},      {"unit", "unit", "%-8s"},
+    {"part", "part", "%-10s"}, {"type", "type", "%-19s"}, {"what", "what", "%-27s"},
+    {"us", "us", "%10.1f"},    {"rate", "rate", "%.1f"},  {"unit", "unit", "%-8s"},
 };
 
-/* amount: FLOPs or bytes of one call. Returns the rate, in `unit`, which is a 1e9 or 1e12 of them per second. */
-static double row(Bench *bench, const char *part, const char *type, const char *what, double seconds, double amount,
-                  const char *unit) {
-    double rate = amount / seconds * (strcmp(unit, "GB/s") == 0 ? 1e-9 : 1e-12);
-    const ReportValue values[COLUMNS] = {{.text = part},   {.text = type}, {.text = what}, {.number = 1e6 * seconds},
-                                         {.number = rate}, {.text = unit}};
+/* us may be NAN. Nothing is shown once something has failed. */
+static void put_row(Bench *bench, const char *part, const char *type, const char *what, double us, double rate,
+                    const char *unit) {
+    const ReportValue values[COLUMNS] = {{.text = part}, {.text = type},   {.text = what},
+                                         {.number = us}, {.number = rate}, {.text = unit}};
     if (bench->status == OK)
         report_row(&bench->report, values);
-    return rate;
+}
+
+/* Of calls of `flops` each. Returns the rate. */
+static double flops_row(Bench *bench, const char *part, const char *type, const char *what, double seconds,
+                        double flops) {
+    put_row(bench, part, type, what, 1e6 * seconds, 1e-12 * flops / seconds, "TFLOP/s");
+    return 1e-12 * flops / seconds;
+}
+
+static void bytes_row(Bench *bench, const char *part, const char *type, const char *what, double seconds, size_t bytes) {
+    put_row(bench, part, type, what, 1e6 * seconds, 1e-9 * (double)bytes / seconds, "GB/s");
 }
 
 static void *device_memory(Bench *bench, size_t bytes) {
@@ -136,7 +148,7 @@ static void measure_copy(Bench *bench) {
     copy.from = device_numbers(bench, copy.bytes / sizeof(float), false);
     copy.to = device_memory(bench, copy.bytes);
     if (bench->status == OK)
-        row(bench, "copy", "", what, time_s(bench, copy_work, &copy), (double)copy.bytes, "GB/s");
+        bytes_row(bench, "copy", "", what, time_s(bench, copy_work, &copy), copy.bytes);
     device_free(bench, copy.from);
     device_free(bench, copy.to);
 }
@@ -174,7 +186,7 @@ static double measure_linear(Bench *bench, Linear *linear, const char *type) {
     char what[64];
     snprintf(what, sizeof what, "%s %d x %d x %d", linear->name, linear->rows, linear->in, linear->out);
     double flops = 2.0 * linear->rows * linear->in * linear->out;
-    return row(bench, "matmul", type, what, time_s(bench, linear_work, linear), flops, "TFLOP/s");
+    return flops_row(bench, "matmul", type, what, time_s(bench, linear_work, linear), flops);
 }
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
@@ -252,9 +264,9 @@ static void attention_rows(Bench *bench, Attention *a, const char *type, WorkFn 
     double flops = 2.0 * a->B * a->T * a->T * a->C;
     char what[64];
     snprintf(what, sizeof what, "forward B%d T%d HS%d", a->B, a->T, a->C / a->NH);
-    row(bench, "attention", type, what, time_s(bench, forward, a), flops, "TFLOP/s");
+    flops_row(bench, "attention", type, what, time_s(bench, forward, a), flops);
     snprintf(what, sizeof what, "backward B%d T%d HS%d", a->B, a->T, a->C / a->NH);
-    row(bench, "attention", type, what, time_s(bench, backward, a), 2 * flops, "TFLOP/s");
+    flops_row(bench, "attention", type, what, time_s(bench, backward, a), 2 * flops);
 }
 
 #ifdef HAVE_CUDNN
@@ -305,6 +317,66 @@ static void measure_attention(Bench *bench, Device *device) {
         device_free(bench, all[i]);
 }
 
+/* ---- compressors ---- */
+
+typedef struct Code {
+    Gpu *gpu;
+    const CudaCompressor *cuda;
+    const CompressorOptions *options;
+    int64_t elems;
+    float *values, *residual, *sum;
+    void *wire;
+} Code;
+
+static void encode_work(void *user) {
+    Code *c = user;
+    c->cuda->encode(c->gpu, gpu_stream(c->gpu), c->options, 0, c->elems, c->values, 1, c->residual, c->residual,
+                    c->wire);
+}
+
+static void decode_add_work(void *user) {
+    Code *c = user;
+    c->cuda->decode_add(c->gpu, gpu_stream(c->gpu), c->options, 0, c->elems, c->wire, c->sum);
+}
+
+static void compressor_rows(Bench *bench, Code *code) {
+    static const struct {
+        const char *name;
+        const Compressor *compressor;
+        CompressorOptions options;
+    } contenders[] = {{"bf16", &compressor_bf16, {0, false}},
+                      {"int8", &compressor_int8, {0, false}},
+                      {"int4", &compressor_int4, {0, false}},
+                      {"topk 1 %", &compressor_topk, {0.01, false}},
+                      {"topk 10 %", &compressor_topk, {0.1, false}}};
+    size_t bytes = (size_t)code->elems * sizeof(float);
+    char what[32];
+    snprintf(what, sizeof what, "%lld MiB", (long long)bench->options->copy_mib);
+    for (size_t i = 0; i < sizeof contenders / sizeof *contenders && bench->status == OK; i++) {
+        code->cuda = cuda_compressor(contenders[i].compressor);
+        code->options = &contenders[i].options;
+        if (!code->cuda)
+            continue;
+        bytes_row(bench, "encode", contenders[i].name, what, time_s(bench, encode_work, code), bytes);
+        bytes_row(bench, "decode_add", contenders[i].name, what, time_s(bench, decode_add_work, code), bytes);
+    }
+}
+
+/* No wire is longer than what it encodes. */
+static void measure_compressors(Bench *bench) {
+    size_t bytes = (size_t)bench->options->copy_mib << 20;
+    Code code = {.gpu = bench->gpu, .elems = (int64_t)(bytes / sizeof(float))};
+    code.values = device_numbers(bench, (size_t)code.elems, false);
+    code.residual = device_memory(bench, bytes);
+    code.sum = device_memory(bench, bytes);
+    code.wire = device_memory(bench, bytes);
+    if (bench->status == OK)
+        compressor_rows(bench, &code);
+    void *all[] = {code.values, code.residual, code.sum, code.wire};
+    for (int i = 0; i < 4; i++)
+        device_free(bench, all[i]);
+}
+
 /* ---- the program ---- */
 
 static void measure(Bench *bench) {
@@ -320,8 +392,10 @@ static void measure(Bench *bench) {
             measure_attention(bench, &device);
         device_destroy(bench, &device);
     }
+    measure_compressors(bench);
     for (int dtype = 0; dtype < DTYPES; dtype++)
-        row(bench, "best", dtype_names[dtype], "matmul", 1e-12, best[dtype], "TFLOP/s");
+        put_row(bench, "best", dtype_names[dtype], "matmul", NAN, best[dtype], "TFLOP/s");
+    put_row(bench, "model", "", "a step, per token", NAN, 1e-6 * gpt2_flops_per_token(bench->model, bench->T), "MFLOP");
 }
 
 static Status run(int argc, char **argv, const RatesOptions *options) {
