@@ -1,16 +1,19 @@
 /* base/gpu on the stand-in for the CUDA runtime: what it opens and refuses, memory, the order of copies where nothing is
  * late and where everything is, faults. */
+#define _GNU_SOURCE
 #include "tests/check.h"
 
 #include "base/gpu.h"
 #include "tests/cuda/sample_kernels.h"
 #include "tests/cuda/stand_ins.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Of cudaError_t. */
-enum { OUT_OF_MEMORY = 2, UNAVAILABLE = 46, ILLEGAL_ADDRESS = 700 };
+enum { OUT_OF_MEMORY = 2, INVALID_CONFIGURATION = 9, UNAVAILABLE = 46, ILLEGAL_ADDRESS = 700 };
 enum { CUDA_VERSION_NOW = 13000, CUDA_VERSION_OLD = 11020, FLOATS = 5000, COPIES = 3000 };
 static const size_t CARD_BYTES = (size_t)1 << 30;
 
@@ -140,9 +143,10 @@ static void test_pinning(void **state) {
 
 /* ---- copies ---- */
 
-/* What `done` was told, in order. Read after gpu_finish. */
+/* What `done` was told, in order. */
 typedef struct Told {
-    int arguments[COPIES], count;
+    int arguments[COPIES];
+    _Atomic int count;
     const float *host; /* must hold `expected` when the call comes */
     float expected;
     int wrong;
@@ -150,8 +154,9 @@ typedef struct Told {
 
 static void note(void *user, int argument) {
     Told *told = user;
-    told->arguments[told->count++] = argument;
+    told->arguments[told->count] = argument;
     told->wrong += told->host && !(told->host[argument] == told->expected);
+    told->count++;
 }
 
 /* One after the other into the same place of the device: each copy out sees what came in before it. */
@@ -176,11 +181,13 @@ static void check_order(void) {
     free(out);
 }
 
-/* Between copy in and copy out a kernel runs in the computing stream: it sees what came in, what goes out is its work. */
+/* Between copy in and copy out a kernel runs in the computing stream: it sees what came in, what goes out is its work.
+ * The call comes though nobody waits for the GPU. */
 static void check_around_kernel(void) {
     Gpu *gpu = open_gpu();
     const Allocator *memory = gpu_memory(gpu);
-    float *a = memory_alloc(memory, SAMPLE_ELEMS * sizeof(float)), *b = memory_alloc(memory, SAMPLE_ELEMS * sizeof(float));
+    float *a = memory_alloc(memory, SAMPLE_ELEMS * sizeof(float));
+    float *b = memory_alloc(memory, SAMPLE_ELEMS * sizeof(float));
     float in[SAMPLE_ELEMS], out[SAMPLE_ELEMS] = {0};
     Told told = {.host = out, .expected = SAMPLE_THREADS};
     for (int i = 0; i < SAMPLE_ELEMS; i++)
@@ -188,8 +195,11 @@ static void check_around_kernel(void) {
     gpu_copy_in(gpu, a, in, sizeof in);
     sample_kernel_reverse(gpu_stream(gpu), b, a);
     gpu_copy_out(gpu, out, b, sizeof out, note, &told, 0);
-    sample_kernel_reverse(gpu_stream(gpu), a, b);
+    while (told.count == 0)
+        usleep(100);
+    sample_kernel_reverse(gpu_stream(gpu), b, b);
     assert_ok(gpu_finish(gpu));
+    assert_memory_equal(b, in, sizeof in); /* the emulated device's memory is the host's */
     for (int i = 0; i < SAMPLE_ELEMS; i++)
         assert_true(out[i] == (float)(SAMPLE_THREADS - i % SAMPLE_THREADS));
     assert_int_equal(told.count, 1);
@@ -208,7 +218,7 @@ static void test_copies(void **state) {
 static void test_late_copies(void **state) {
     (void)state;
     cudart_late(true);
-    for (uint64_t seed = 0; seed < 4; seed++) {
+    for (uint64_t seed = 0; seed < 8; seed++) {
         emulator_seed(seed);
         check_order();
         check_around_kernel();
@@ -274,6 +284,18 @@ static void test_copy_within(void **state) {
     gpu_close(gpu);
 }
 
+/* One that does not stick, and that no call returns. */
+static void test_fault_of_a_launch(void **state) {
+    (void)state;
+    Gpu *gpu = open_gpu();
+    float *device = memory_alloc(gpu_memory(gpu), SAMPLE_ELEMS * sizeof(float));
+    cudart_fail("cudaLaunchKernel", 1, INVALID_CONFIGURATION);
+    sample_kernel_reverse(gpu_stream(gpu), device, device);
+    assert_fault(gpu_finish(gpu), "invalid configuration argument");
+    memory_free(gpu_memory(gpu), device);
+    gpu_close(gpu);
+}
+
 static void test_first_fault(void **state) {
     (void)state;
     Gpu *gpu = open_gpu();
@@ -288,6 +310,6 @@ static void test_first_fault(void **state) {
 static const struct CMUnitTest tests[] = {
     TEST(test_none), TEST(test_which), TEST(test_refused), TEST(test_half_open), TEST(test_memory), TEST(test_pinning),
     TEST(test_copies), TEST(test_late_copies), TEST(test_late_is_late), TEST(test_fault_of_the_device),
-    TEST(test_first_fault), TEST(test_copy_within),
+    TEST(test_fault_of_a_launch), TEST(test_first_fault), TEST(test_copy_within),
 };
 CHECK_MAIN(tests)
