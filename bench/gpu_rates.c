@@ -30,7 +30,7 @@ static const char *const dtype_names[DTYPES] = {"f32", "tf32", "bf16"};
 
 typedef struct RatesOptions {
     int64_t square, copy_mib, round_ms, rounds;
-    bool json;
+    bool json, card;
 } RatesOptions;
 
 typedef struct Bench {
@@ -398,20 +398,31 @@ static void measure(Bench *bench) {
     put_row(bench, "model", "", "a step, per token", NAN, 1e-6 * gpt2_flops_per_token(bench->model, bench->T), "MFLOP");
 }
 
+static Status open_card(Gpu **gpu) {
+    const char *why;
+    return gpu_count(&why) > 0 ? gpu_open(gpu, 0) : fault("no GPU was found: %s", why);
+}
+
+static Status show_card(void) {
+    Gpu *gpu = NULL;
+    Status status = open_card(&gpu);
+    if (status == OK)
+        puts(gpu_name(gpu));
+    gpu_close(gpu);
+    return status;
+}
+
 static Status run(int argc, char **argv, const RatesOptions *options) {
     Settings settings;
     Gpt2Config config;
-    const char *why;
     Bench bench = {.options = options, .model = &config};
     bench.report = (Report){.out = stdout, .json = options->json, .columns = columns, .count = COLUMNS};
     Status status = settings_read(&settings, argc, argv);
     if (status == OK)
         status = settings_model(&settings, &config);
     bench.B = (int)settings.train.batch, bench.T = (int)settings.train.seq_len;
-    if (status == OK && gpu_count(&why) == 0)
-        status = fault("no GPU: %s", why);
     if (status == OK)
-        status = gpu_open(&bench.gpu, 0);
+        status = open_card(&bench.gpu);
     if (status == OK) {
         fprintf(stderr, "# %s\n", gpu_name(bench.gpu));
         measure(&bench);
@@ -434,6 +445,8 @@ int main(int argc, char **argv) {
          .max = ROUNDS_MAX, .help = "rounds of each measurement; medians are shown"},
         {.key = "json", .type = OPTION_BOOL, .offset = offsetof(RatesOptions, json), .initial = "no",
          .help = "one JSON object per row"},
+        {.key = "card", .type = OPTION_BOOL, .offset = offsetof(RatesOptions, card), .initial = "no",
+         .help = "say which card it is, and stop"},
     };
     RatesOptions options;
     const char *words[ARGS_MAX];
@@ -441,10 +454,10 @@ int main(int argc, char **argv) {
     int count;
     Status status = args_parse("gpu_rates [--json] FILE.cfg [section.key=value ...]\n"
                                "What a GPU reaches on the parts of a training step of the model in FILE.cfg.",
-                               table, 5, &options, argc, argv, words, ARGS_MAX, &count);
+                               table, 6, &options, argc, argv, words, ARGS_MAX, &count);
     for (int i = 0; status == OK && i < count; i++)
         arguments[i + 1] = (char *)(intptr_t)words[i];
     if (status == OK)
-        status = run(count + 1, arguments, &options);
+        status = options.card ? show_card() : run(count + 1, arguments, &options);
     return error_exit_code("gpu_rates", status);
 }
