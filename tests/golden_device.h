@@ -18,6 +18,7 @@ typedef struct GoldenDevice {
     const Ops *ops;
     const Allocator *memory;
     float *params, *grads, *rows; /* on the device; of the cpu the host's own */
+    double error;                 /* relative, of what is rounded on the way, beyond f32 */
     /* private */
     OpsContext context;
     float *host_params, *host_grads, *host_rows;
@@ -30,6 +31,8 @@ typedef struct GoldenDevice {
 
 #ifdef HAVE_CUDA
 static Status golden_cuda_open(GoldenDevice *device, CudaDtype dtype) {
+    static const double errors[] = {[CUDA_F32] = 0, [CUDA_TF32] = 0x1p-11, [CUDA_BF16] = 0x1p-8};
+    device->error = errors[dtype];
     TRY(gpu_open(&device->gpu, 0));
     device->memory = gpu_memory(device->gpu);
     device->params = memory_alloc(device->memory, device->elems * sizeof(float));
