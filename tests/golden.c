@@ -18,8 +18,8 @@
 #include "base/report.h"
 #include "model/checkpoint.h"
 #include "model/gpt2.h"
-#include "tests/golden_device.h"
 #include "optim/adamw.h"
+#include "tests/model_device.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ typedef struct Golden {
     Gpt2Config config;
     ParamTable table;
     float *params, *grads; /* on the host */
-    GoldenDevice device;
+    ModelDevice device;
     Gpt2 *model;
     AdamW adamw;
 
@@ -110,7 +110,7 @@ static Status split_embedding(Golden *golden) {
         return fault("no memory for the lookup's gradient");
     for (int token = 0; token < V; token++)
         golden->slot_of_token[token] = V - 1 - token;
-    float *rows = golden_device_rows(&golden->device, golden->rows, (size_t)V * (size_t)golden->config.channels);
+    float *rows = model_device_rows(&golden->device, golden->rows, (size_t)V * (size_t)golden->config.channels);
     gpt2_set_lookup(golden->model, rows, V, golden->slot_of_token);
     return rows ? OK : fault("no memory on the device for the lookup's gradient");
 }
@@ -118,7 +118,7 @@ static Status split_embedding(Golden *golden) {
 /* Loss and gradients. */
 static double backward(Golden *golden) {
     double loss = gpt2_backward(golden->model, golden->targets, 1, false, NULL, NULL);
-    golden_device_fetch(&golden->device);
+    model_device_fetch(&golden->device);
     float *wte = golden->grads + param_find(&golden->table, "wte", -1)->offset;
     int V = golden->config.vocab, C = golden->config.channels;
     for (int token = 0; golden->split && token < V; token++)
@@ -140,7 +140,7 @@ static Status load(Golden *golden, const char *folder, const char *name, int dev
     snprintf(path, sizeof path, "%s/%s_state.bin", folder, name);
     TRY(read_state(golden, path));
     snprintf(golden->train_path, sizeof golden->train_path, "%s/%s_train.txt", folder, name);
-    TRY(golden_device_open(&golden->device, device, golden->params, golden->grads, golden->table.elems));
+    TRY(model_device_open(&golden->device, device, golden->params, golden->grads, golden->table.elems));
     golden->of_norm = golden->device.error * sqrt(32.0 * golden->config.layers / 3);
     Gpt2Options options = {.max_B = golden->B, .max_T = golden->T, .train = true};
     TRY(gpt2_create(&golden->model, &golden->config, &golden->table, golden->device.params, golden->device.grads,
@@ -277,7 +277,7 @@ static Status compare_training(Golden *golden) {
             return OK; /* reported as a miss; there is no step to take */
         adamw_update(&golden->adamw, &optim, optim.lr, clip_scale(norm, optim.grad_clip), golden->params,
                      golden->grads);
-        golden_device_give(&golden->device);
+        model_device_give(&golden->device);
     }
     return OK;
 }
@@ -295,7 +295,7 @@ static Status run(Golden *golden, const char *folder, const char *name, int devi
 static void unload(Golden *golden) {
     adamw_destroy(&golden->adamw);
     gpt2_destroy(golden->model);
-    golden_device_close(&golden->device);
+    model_device_close(&golden->device);
     memory_free(&host_memory, golden->grads);
     memory_free(&host_memory, golden->params);
     free(golden->slot_of_token);
@@ -316,7 +316,7 @@ int main(int argc, char **argv) {
         {.key = "split", .type = OPTION_BOOL, .offset = offsetof(Arguments, split), .initial = "no",
          .help = "the tied embedding in two gradients, which are then added"},
         {.key = "device", .type = OPTION_CHOICE, .offset = offsetof(Arguments, device), .initial = "cpu",
-         .choices = GOLDEN_DEVICES, .help = "where the model is computed"},
+         .choices = MODEL_DEVICES, .help = "where the model is computed"},
     };
     Arguments arguments = {0};
     const char *names[2];
