@@ -103,14 +103,15 @@ static cudaDataType_t input_type(const Products *products) {
     return products->dtype == CUDA_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-template <class Value> static void describe(Products *products, Plan *plan, cublasLtMatmulDescAttributes_t attribute,
-                                            Value value) {
+template <class Value>
+static void describe(Products *products, Plan *plan, cublasLtMatmulDescAttributes_t attribute, Value value) {
     CHECK_LT(products->gpu, cublasLtMatmulDescSetAttribute(plan->product, attribute, &value, sizeof value));
 }
 
-template <class Value> static void prefer(Products *products, cublasLtMatmulPreferenceAttributes_t attribute,
-                                          Value value) {
-    CHECK_LT(products->gpu, cublasLtMatmulPreferenceSetAttribute(products->preference, attribute, &value, sizeof value));
+template <class Value>
+static void prefer(Products *products, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+    CHECK_LT(products->gpu,
+             cublasLtMatmulPreferenceSetAttribute(products->preference, attribute, &value, sizeof value));
 }
 
 /* A matrix as it lies in memory: `lines` of `length` elements. */

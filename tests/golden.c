@@ -7,11 +7,11 @@
  * Logits and gradients must lie within 2e-5 + 1e-4 |reference|, losses and norms within 1e-5 relative. A row per
  * tensor; exit 1 when any is out of bounds, NaN included, 2 when the files are not what they should be.
  *
- * --device computes elsewhere than on the cpu. With bf16 activations and weights are off by up to e = 2^-8 of themselves,
- * with tf32 in products by up to e = 2^-11; by e / sqrt 3 in the mean. On the longest way through the network and back 16
- * such values lie in each layer and direction (10 activations, 4 matrices, 2 gains), and their errors add up as squares
- * do. So a tensor as a whole, |error| over |reference|, must lie within e sqrt(32 L / 3), and so must norms, and losses in
- * units of the largest logit. */
+ * --device computes elsewhere than on the cpu. With bf16 activations and weights are off by up to e = 2^-8 of
+ * themselves, with tf32 in products by up to e = 2^-11; by e / sqrt 3 in the mean. On the longest way through the
+ * network and back 16 such values lie in each layer and direction (10 activations, 4 matrices, 2 gains), and their
+ * errors add up as squares do. So a tensor as a whole, |error| over |reference|, must lie within e sqrt(32 L / 3), and
+ * so must norms, and losses in units of the largest logit. */
 #include "base/config.h"
 #include "base/file.h"
 #include "base/memory.h"

@@ -1,6 +1,6 @@
-/* Every operation of model/ops.h against the obvious loops in float64, on any device: on shapes that fit no vector and no
- * tile and on some that do, overwriting and accumulating. Outputs start as NaN, so what is not written fails; operations
- * whose sums could depend on timing run twice and must give the same bits. */
+/* Every operation of model/ops.h against the obvious loops in float64, on any device: on shapes that fit no vector and
+ * no tile and on some that do, overwriting and accumulating. Outputs start as NaN, so what is not written fails;
+ * operations whose sums could depend on timing run twice and must give the same bits. */
 #ifndef TESTS_OPS_CASES_H
 #define TESTS_OPS_CASES_H
 
@@ -46,7 +46,7 @@ static void check_embedding(const OpsDevice *device) {
     }
 }
 
-/* Sums of a token's rows are taken in the order of positions: 1 + 2^-24 + 2^-24 is 1 in f32, the other way round more. */
+/* Sums are taken in the order of positions: 1 + 2^-24 + 2^-24 is 1 in f32, the other way round more. */
 static void check_embedding_order(const OpsDevice *device) {
     enum { ROWS = 3, C = 4 };
     Case c = case_begin(device, ROWS, ROWS, C, 1);
