@@ -1,11 +1,11 @@
 /* Kernels of attention's own path; see ops_cuda_attention.cu. A row of scores lies in `stride` floats, a multiple of 8,
- * and gives way to a row of activations that begins where it began. Both are taken PIECE at a time by each thread. */
+ * and gives way to a row of activations that begins where it began. A warp takes a row, PIECE elements per lane. */
 #ifndef MODEL_ATTENTION_KERNELS_CUH
 #define MODEL_ATTENTION_KERNELS_CUH
 
 #include "model/pack_kernels.cuh"
 
-enum { PIECE = 4, ROW_THREADS = 128, SCORE_WARPS = 4, OUTPUT_LINES = 8 };
+enum { PIECE = 4, WARP_PIECE = WARP * PIECE, ROW_WARPS = 4, SCORE_WARPS = 4, SCORE_KEYS = 8, OUTPUT_LINES = 8 };
 
 /* A tile of scores: `heads` heads from `head` on of one sequence, `queries` queries from `first` on, each against the
  * keys up to the tile's last query. */
@@ -14,68 +14,87 @@ typedef struct ScoreTile {
     int64_t stride; /* of a row, in floats */
 } ScoreTile;
 
-__device__ inline int tile_keys(const ScoreTile &tile) { return tile.first + tile.queries; }
+/* A row of scores as its warp sees it. */
+typedef struct ScoreRow {
+    int64_t index; /* in the tile */
+    int head, query, keys, visible;
+} ScoreRow;
+
+/* False: there is none for this warp. */
+__device__ inline bool row_of_warp(ScoreRow *row, const ScoreTile &tile) {
+    row->index = (int64_t)blockIdx.x * ROW_WARPS + threadIdx.x / WARP;
+    row->head = tile.head + (int)(row->index / tile.queries);
+    row->query = tile.first + (int)(row->index % tile.queries);
+    row->keys = tile.first + tile.queries;
+    row->visible = row->query + 1;
+    return row->index < (int64_t)tile.heads * tile.queries;
+}
 
 /* Softmax of each row over the keys up to its query, 0 for the others; lse, of the sequence, [NH][T].
- * A row of P is written over the row of scores it comes from: what a thread writes lies where it or, before the last
+ * A row of P is written over the row of scores it comes from: what a lane writes lies where it or, before the last
  * barrier, another one has read.
- * Block: a row. Bytes: scores twice (once from memory), P once. */
+ * Warp: a row. Bytes: scores twice (once from memory), P once. */
 template <class A>
-__global__ void __launch_bounds__(ROW_THREADS) softmax_rows_kernel(float *scores, float *lse, ScoreTile tile, int T) {
-    int64_t index = blockIdx.x;
-    float *row = scores + index * tile.stride;
-    int query = tile.first + (int)(index % tile.queries), keys = tile_keys(tile), visible = query + 1;
+__global__ void __launch_bounds__(WARP * ROW_WARPS)
+    softmax_rows_kernel(float *scores, float *lse, ScoreTile tile, int T) {
+    int lane = (int)threadIdx.x % WARP;
+    ScoreRow at;
+    if (!row_of_warp(&at, tile))
+        return;
+    float *row = scores + at.index * tile.stride;
     SoftmaxSum sofar = {-FLT_MAX, 0};
-    for (int key = (int)threadIdx.x * PIECE; key < visible; key += ROW_THREADS * PIECE)
-        softmax_add<PIECE>(&sofar, load<float, PIECE>(row + key), visible - key);
-    sofar = softmax_block(sofar);
-    if (lse && threadIdx.x == 0)
-        lse[(tile.head + index / tile.queries) * T + query] = sofar.max + logf(sofar.sum);
-    for (int start = 0; start < keys; start += ROW_THREADS * PIECE) {
-        int key = start + (int)threadIdx.x * PIECE;
+    for (int key = lane * PIECE; key < at.visible; key += WARP_PIECE)
+        softmax_add<PIECE>(&sofar, load<float, PIECE>(row + key), at.visible - key);
+    sofar = softmax_warp(sofar);
+    if (lse && lane == 0)
+        lse[(int64_t)at.head * T + at.query] = sofar.max + logf(sofar.sum);
+    float each = 1 / sofar.sum;
+    for (int start = 0; start < at.keys; start += WARP_PIECE) {
+        int key = start + lane * PIECE;
         Floats<PIECE> p = {};
-        if (key < visible)
+        if (key < at.visible)
             p = load<float, PIECE>(row + key);
-        __syncthreads();
+        __syncwarp();
         for (int i = 0; i < PIECE; i++)
-            p.at[i] = key + i < visible ? expf(p.at[i] - sofar.max) / sofar.sum : 0;
-        if (key < keys)
+            p.at[i] = key + i < at.visible ? expf(p.at[i] - sofar.max) * each : 0;
+        if (key < at.keys)
             store<A, PIECE>((A *)row + key, p);
     }
 }
 
-/* Where a sequence's head stands in arrays of C channels per position. */
-template <class A> __device__ inline float head_dot(const A *a, const A *b, int64_t row, int C, int head, int HS) {
+/* The dot product of two heads' channels, by a warp. */
+template <class A> __device__ inline float head_dot(const A *a, const A *b, int HS) {
     float sum = 0;
-    for (int d = (int)threadIdx.x; d < HS; d += ROW_THREADS)
-        sum += value_of(a[row * C + head * HS + d]) * value_of(b[row * C + head * HS + d]);
-    return block_sum(sum);
+    for (int d = (int)threadIdx.x % WARP; d < HS; d += WARP)
+        sum += value_of(a[d]) * value_of(b[d]);
+    return warp_sum(sum);
 }
 
 /* Scores become P = exp(S - lse), and dP becomes dS = scale P (dP - sum of dy y); dy and y of the sequence, [T][C].
- * Block: a row. Bytes: scores and dP once, P and dS once. */
+ * Warp: a row. Bytes: scores and dP once, P and dS once. */
 template <class A>
-__global__ void __launch_bounds__(ROW_THREADS)
+__global__ void __launch_bounds__(WARP * ROW_WARPS)
     softmax_rows_backward_kernel(float *scores, float *dscores, const float *lse, const A *dy, const A *y,
                                  ScoreTile tile, int T, int C, int HS, float scale) {
-    int64_t index = blockIdx.x;
-    float *row = scores + index * tile.stride, *drow = dscores + index * tile.stride;
-    int head = tile.head + (int)(index / tile.queries), query = tile.first + (int)(index % tile.queries);
-    int keys = tile_keys(tile), visible = query + 1;
-    float product = head_dot(dy, y, query, C, head, HS), norm = lse[(int64_t)head * T + query];
-    for (int start = 0; start < keys; start += ROW_THREADS * PIECE) {
-        int key = start + (int)threadIdx.x * PIECE;
+    ScoreRow at;
+    if (!row_of_warp(&at, tile))
+        return;
+    float *row = scores + at.index * tile.stride, *drow = dscores + at.index * tile.stride;
+    int64_t channel = (int64_t)at.query * C + (int64_t)at.head * HS;
+    float product = head_dot(dy + channel, y + channel, HS), norm = lse[(int64_t)at.head * T + at.query];
+    for (int start = 0; start < at.keys; start += WARP_PIECE) {
+        int key = start + (int)threadIdx.x % WARP * PIECE;
         Floats<PIECE> p = {}, ds = {};
-        if (key < visible) {
+        if (key < at.visible) {
             p = load<float, PIECE>(row + key);
             ds = load<float, PIECE>(drow + key);
         }
-        __syncthreads();
+        __syncwarp();
         for (int i = 0; i < PIECE; i++) {
-            p.at[i] = key + i < visible ? expf(p.at[i] - norm) : 0;
-            ds.at[i] = key + i < visible ? scale * p.at[i] * (ds.at[i] - product) : 0;
+            p.at[i] = key + i < at.visible ? expf(p.at[i] - norm) : 0;
+            ds.at[i] = key + i < at.visible ? scale * p.at[i] * (ds.at[i] - product) : 0;
         }
-        if (key < keys) {
+        if (key < at.keys) {
             store<A, PIECE>((A *)row + key, p);
             store<A, PIECE>((A *)drow + key, ds);
         }
@@ -104,21 +123,22 @@ template <class A> __global__ void __launch_bounds__(256) cache_kernel(A *cache,
         cache[(first + row) * 2 * C + c] = qkv[row * 3 * C + C + c];
 }
 
-/* scores[head][query][key] = scale q k. q [queries][3C], from the tile's first on. Grid: (rows of scores, keys / 4);
- * warp: a key. */
+/* scores[head][query][key] = scale q k. q [queries][3C], from the tile's first on. Grid: (rows of scores, keys / 32);
+ * warp: SCORE_KEYS keys. */
 template <class A>
 __global__ void __launch_bounds__(WARP * SCORE_WARPS)
     cached_scores_kernel(float *scores, const A *q, const A *cache, ScoreTile tile, int C, int HS, float scale) {
-    int lane = (int)threadIdx.x % WARP, key = (int)blockIdx.y * SCORE_WARPS + (int)threadIdx.x / WARP;
+    int lane = (int)threadIdx.x % WARP;
     int64_t index = blockIdx.x, query = index % tile.queries, channel = (tile.head + index / tile.queries) * HS;
-    if (key > tile.first + query)
-        return;
-    float sum = 0;
-    for (int d = lane; d < HS; d += WARP)
-        sum += value_of(q[query * 3 * C + channel + d]) * value_of(cache[(int64_t)key * 2 * C + channel + d]);
-    sum = warp_sum(sum);
-    if (lane == 0)
-        scores[index * tile.stride + key] = scale * sum;
+    int64_t first = ((int64_t)blockIdx.y * SCORE_WARPS + threadIdx.x / WARP) * SCORE_KEYS;
+    for (int64_t key = first; key < first + SCORE_KEYS && key <= tile.first + query; key++) {
+        float sum = 0;
+        for (int d = lane; d < HS; d += WARP)
+            sum += value_of(q[query * 3 * C + channel + d]) * value_of(cache[key * 2 * C + channel + d]);
+        sum = warp_sum(sum);
+        if (lane == 0)
+            scores[index * tile.stride + key] = scale * sum;
+    }
 }
 
 /* y [queries][C] = P v. Grid: (rows of scores, channels / 32), block (32, 8): a channel of the head; each thread every

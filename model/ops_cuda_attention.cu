@@ -1,8 +1,9 @@
-/* Causal attention on the cuda device: our own path, which takes every shape.
+/* Causal attention on the cuda device: our own path, which takes every shape. A faster one for some shapes is asked
+ * first where attention_forward and attention_backward, at the end, begin; both must leave the same lse.
  *
- * Scores are held for a tile only: some heads of one sequence, TILE queries, and the keys up to the last of these. So
- * memory is SCORE_BYTES, or one head's tile where that is more, whatever B and NH; and of the masked half only what lies
- * in the tiles on the diagonal is computed.
+ * Scores are held for a tile only: some heads of one sequence, SCORE_QUERIES queries, and the keys up to the last of
+ * these. So memory is SCORE_BYTES, or one head's tile where that is more, whatever B and NH; and of the masked half
+ * only what lies in the tiles on the diagonal is computed.
  *
  *     forward    S = q k^T / sqrt(HS)  |  P = softmax(S), over S  |  y = P v
  *     backward   S again, dP = dy v^T  |  P = exp(S - lse), dS = P (dP - sum of dy y) / sqrt(HS), over S and dP
@@ -10,7 +11,6 @@
  *
  * Products are cuBLASLt's, batched over heads, with scores, dk and dv in f32; P and dS are activations. Tiles run from
  * the last queries to the first: the first to run sees all keys and overwrites dk and dv, the others add. */
-#include "model/attention_kernels.cuh"
 #include "model/ops_cuda_attention.cuh"
 #include "model/ops_cuda_internal.cuh"
 
@@ -20,11 +20,11 @@
 typedef struct Attention {
     CudaOps *ops;
     int T, C, NH, HS;
-    int heads;        /* at a time */
-    int64_t stride;   /* of a row of scores */
-    float scale;      /* 1 / sqrt(HS) */
-    float *scores, *dscores = NULL;  /* [heads][TILE][stride] */
-    float *dk = NULL, *dv = NULL;    /* [heads][T][HS] */
+    int heads;      /* at a time */
+    int64_t stride; /* of a row of scores */
+    float scale;    /* 1 / sqrt(HS) */
+    float *scores, *dscores = NULL; /* [heads][SCORE_QUERIES][stride] */
+    float *dk = NULL, *dv = NULL;   /* [heads][T][HS] */
 } Attention;
 
 /* Of one head. */
@@ -60,7 +60,7 @@ static Attention attention_of(OpsContext *context, int T, int C, int NH) {
     return a;
 }
 
-/* The tile of queries [first, first + TILE) and heads [head, head + a->heads), both cut at their ends. */
+/* The tile of queries [first, first + SCORE_QUERIES) and heads [head, head + a->heads), both cut at their ends. */
 static ScoreTile tile_at(const Attention *a, int head, int first) {
     int queries = score_tile_queries(a->T);
     return {.head = head,
@@ -135,8 +135,8 @@ static void forward_tile(const Attention *a, const ScoreTile *tile, A *y, float 
     int64_t C = a->C, channel = (int64_t)tile->head * a->HS;
     const A *q = qkv + tile->first * 3 * C + channel, *k = qkv + C + channel, *v = k + C;
     score_product(a, tile, a->scores, plain(q, 3 * C, a->HS), transposed(k, 3 * C, a->HS), a->scale);
-    LAUNCH((softmax_rows_kernel<A>), (unsigned)(tile->heads * tile->queries), ROW_THREADS, 0, a->ops->stream, a->scores,
-           lse, *tile, a->T);
+    LAUNCH((softmax_rows_kernel<A>), row_blocks(tile), WARP * ROW_WARPS, 0, a->ops->stream, a->scores, lse,
+           *tile, a->T);
     CHECK_LAUNCH(a->ops);
     query_product(a, tile, y + tile->first * C + channel, C, a->scores, plain(v, 3 * C, a->HS));
 }
@@ -166,8 +166,8 @@ template <class A> static void backward_tile(const Attention *a, const ScoreTile
     const A *q = s->qkv + tile->first * 3 * C + channel, *k = s->qkv + C + channel, *v = k + C;
     score_product(a, tile, a->scores, plain(q, 3 * C, HS), transposed(k, 3 * C, HS), a->scale);
     score_product(a, tile, a->dscores, plain(s->dy + at, C, HS), transposed(v, 3 * C, HS), 1);
-    LAUNCH((softmax_rows_backward_kernel<A>), (unsigned)(tile->heads * tile->queries), ROW_THREADS, 0, a->ops->stream,
-           a->scores, a->dscores, s->lse, s->dy, s->y, *tile, a->T, a->C, a->HS, a->scale);
+    LAUNCH((softmax_rows_backward_kernel<A>), row_blocks(tile), WARP * ROW_WARPS, 0, a->ops->stream, a->scores,
+           a->dscores, s->lse, s->dy, s->y, *tile, a->T, a->C, a->HS, a->scale);
     CHECK_LAUNCH(a->ops);
     key_product<A>(a, tile, a->dv, a->scores, plain(s->dy + at, C, HS));
     key_product<A>(a, tile, a->dk, a->dscores, plain(q, 3 * C, HS));

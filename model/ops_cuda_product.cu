@@ -19,7 +19,7 @@
 enum {
     PLANS = 512, /* a power of two; at most 3/4 are used */
     WORKSPACE_BYTES = 32 << 20, /* what NVIDIA advises for sm_90 */
-    ALIGNED_BYTES_MAX = 256
+    ALIGNED_BYTES_MAX = 16 /* no kernel needs more; what lies further apart by chance must not choose another */
 };
 
 /* Compared and hashed as bytes, so padding is cleared. */
@@ -37,6 +37,7 @@ typedef struct Plan {
     cublasLtMatmulDesc_t product;
     cublasLtMatrixLayout_t left, right, out;
     cublasLtMatmulAlgo_t algorithm;
+    size_t workspace_bytes; /* that it wants */
 } Plan;
 
 struct Products {
@@ -102,14 +103,15 @@ static cudaDataType_t input_type(const Products *products) {
     return products->dtype == CUDA_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-template <class Value> static void describe(Products *products, Plan *plan, cublasLtMatmulDescAttributes_t attribute,
-                                            Value value) {
+template <class Value>
+static void describe(Products *products, Plan *plan, cublasLtMatmulDescAttributes_t attribute, Value value) {
     CHECK_LT(products->gpu, cublasLtMatmulDescSetAttribute(plan->product, attribute, &value, sizeof value));
 }
 
-template <class Value> static void prefer(Products *products, cublasLtMatmulPreferenceAttributes_t attribute,
-                                          Value value) {
-    CHECK_LT(products->gpu, cublasLtMatmulPreferenceSetAttribute(products->preference, attribute, &value, sizeof value));
+template <class Value>
+static void prefer(Products *products, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+    CHECK_LT(products->gpu,
+             cublasLtMatmulPreferenceSetAttribute(products->preference, attribute, &value, sizeof value));
 }
 
 /* A matrix as it lies in memory: `lines` of `length` elements. */
@@ -178,6 +180,7 @@ static void choose(Products *products, Plan *plan) {
                                        products->preference, 1, &found, &count);
     plan->available = status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
     plan->algorithm = found.algo;
+    plan->workspace_bytes = found.workspaceSize;
     if (!plan->available && plan->key.epilogue == EPILOGUE_NONE)
         gpu_fault(products->gpu, "a product of matrices", cublasLtGetStatusString(status));
 }
@@ -272,6 +275,6 @@ bool product(CudaOps *ops, const Product *p) {
     CHECK_LT(products->gpu,
              cublasLtMatmul(products->handle, plan->product, &p->scale, p->right.at, plan->right, p->left.at,
                             plan->left, &one, p->add ? p->add : p->out, plan->out, p->out, plan->out, &plan->algorithm,
-                            products->workspace, WORKSPACE_BYTES, ops->stream));
+                            products->workspace, plan->workspace_bytes, ops->stream));
     return true;
 }

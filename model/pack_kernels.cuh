@@ -102,6 +102,12 @@ template <int N> __device__ inline void softmax_add(SoftmaxSum *sofar, const Flo
     sofar->max = max;
 }
 
+/* Of the whole warp, on every lane. */
+__device__ inline SoftmaxSum softmax_warp(SoftmaxSum own) {
+    float max = warp_max(own.max);
+    return {max, warp_sum(own.sum * expf(own.max - max))};
+}
+
 /* Of the whole block, on every thread. */
 __device__ inline SoftmaxSum softmax_block(SoftmaxSum own) {
     float max = block_max(own.max);
