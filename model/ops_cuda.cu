@@ -144,6 +144,7 @@ void cuda_ops_destroy(CudaOps *ops) {
     if (!ops)
         return;
     CHECK_CUDA(ops->gpu, cudaStreamSynchronize(ops->stream));
+    cudnn_use_destroy(ops);
     products_destroy(ops->products);
     if (ops->weights)
         memory_free(gpu_memory(ops->gpu), ops->weights);

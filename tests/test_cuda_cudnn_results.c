@@ -3,6 +3,7 @@
 #include "base/random.h"
 #include "comm/compress/bf16.h"
 #include "model/attention_cudnn.h"
+#include "model/ops_cuda.h"
 #include "tests/check.h"
 
 #include <stdlib.h>
@@ -158,6 +159,14 @@ static void run_backward(CudnnAttention *attention, Arrays *a, Case *c) {
     assert_ok(gpu_finish(a->gpu));
 }
 
+/* What forward and backward left. */
+static void run_copies(const Arrays *a, Case *c) {
+    size_t elems = (size_t)(c->B * c->T * c->C);
+    gpu_copy_out(a->gpu, c->y, a->y, elems * 2, NULL, NULL, 0);
+    gpu_copy_out(a->gpu, c->dqkv, a->dqkv, 3 * elems * 2, NULL, NULL, 0);
+    assert_ok(gpu_finish(a->gpu));
+}
+
 static Arrays arrays_create(Gpu *gpu, const Case *c, size_t workspace_bytes) {
     size_t elems = (size_t)(c->B * c->T * c->C), rows = (size_t)(c->B * c->NH * c->T);
     return (Arrays){.gpu = gpu,
@@ -246,6 +255,78 @@ static void test_shapes(void **state) {
     gpu_close(gpu);
 }
 
-static const struct CMUnitTest tests[] = {cmocka_unit_test(test_results), cmocka_unit_test(test_shapes)};
+/* Runs the table's attention; returns the bits of dqkv, to be freed. */
+static uint16_t *by_table(const Ops *ops, OpsContext *context, const Arrays *a, const Case *c, int B) {
+    uint16_t *dqkv = zeros(3 * (size_t)(c->B * c->T * c->C), sizeof *dqkv);
+    ops->attention_forward(context, a->y, a->lse, a->qkv, B, c->T, c->C, c->NH);
+    ops->attention_backward(context, a->dqkv, a->dy, a->y, a->qkv, a->lse, B, c->T, c->C, c->NH);
+    gpu_copy_out(a->gpu, dqkv, a->dqkv, 3 * (size_t)(B * c->T * c->C) * 2, NULL, NULL, 0);
+    assert_ok(gpu_finish(a->gpu));
+    return dqkv;
+}
+
+static void assert_table(const Ops *ops, OpsContext *context, const Arrays *a, const Case *c, int B, bool same,
+                         const uint16_t *expected) {
+    uint16_t *found = by_table(ops, context, a, c, B);
+    assert_true((memcmp(found, expected, 3 * (size_t)(B * c->T * c->C) * sizeof *found) == 0) == same);
+    free(found);
+}
+
+/* In the cuda device's table cuDNN takes the prepared shape and leaves others to our own path. */
+static void test_table(void **state) {
+    (void)state;
+    Gpu *gpu = gpu_or_skip();
+    Case c = case_create(2, 65, 3, 16);
+    Arrays a = arrays_create(gpu, &c, 256);
+    CudaOps *cuda;
+    const char *why;
+    assert_ok(cuda_ops_create(&cuda, gpu, CUDA_BF16, a.lse, 16));
+    const Ops *ops = cuda_ops(cuda);
+    OpsContext context = {.state = ops->state};
+    OpsLimits limits = {c.B * c.T, c.T, c.C, c.NH};
+    ops->prepare(&context, &limits);
+    context.scratch = memory_alloc(gpu_memory(gpu), context.scratch_bytes);
+    uint16_t *own_two = by_table(ops, &context, &a, &c, 2), *own_one = by_table(ops, &context, &a, &c, 1);
+    assert_true(cuda_ops_use_cudnn(cuda, true, c.B, c.T, c.C, c.NH, &why));
+    assert_table(ops, &context, &a, &c, 1, true, own_one);
+    assert_table(ops, &context, &a, &c, 2, false, own_two);
+    each_row(&c, forward_row);
+    run_copies(&a, &c);
+    check("y", c.y, c.y_ref, c.y_bound, (size_t)(c.B * c.T * c.C));
+    each_row(&c, backward_row);
+    check("dqkv", c.dqkv, c.dqkv_ref, c.dqkv_bound, 3 * (size_t)(c.B * c.T * c.C));
+    free(own_one), free(own_two);
+    memory_free(gpu_memory(gpu), context.scratch);
+    cuda_ops_destroy(cuda);
+    arrays_destroy(&a);
+    case_destroy(&c);
+    gpu_close(gpu);
+}
+
+static void test_table_refuses(void **state) {
+    (void)state;
+    Gpu *gpu = gpu_or_skip();
+    float *params = memory_alloc(gpu_memory(gpu), 64);
+    static const struct {
+        CudaDtype dtype;
+        int HS;
+        const char *why;
+    } cases[] = {{CUDA_F32, 64, "bf16 only"}, {CUDA_BF16, 20, "no engine for this shape"}};
+    for (int i = 0; i < 2; i++) {
+        CudaOps *cuda;
+        const char *why = "";
+        assert_ok(cuda_ops_create(&cuda, gpu, cases[i].dtype, params, 16));
+        const Ops own = *cuda_ops(cuda);
+        assert_false(cuda_ops_use_cudnn(cuda, false, 1, 16, 2 * cases[i].HS, 2, &why));
+        assert_non_null(strstr(why, cases[i].why));
+        assert_true(cuda_ops(cuda)->attention_forward == own.attention_forward);
+        cuda_ops_destroy(cuda);
+    }
+    memory_free(gpu_memory(gpu), params);
+    gpu_close(gpu);
+}
+
+static const struct CMUnitTest tests[] = {cmocka_unit_test(test_results), cmocka_unit_test(test_shapes),
+                                          cmocka_unit_test(test_table), cmocka_unit_test(test_table_refuses)};
 
 CHECK_MAIN(tests)
