@@ -1,5 +1,5 @@
-/* What an NVIDIA GPU takes from the mains, by NVML: its energy counter, read at the start and at the end, so that nothing
- * has to look on. NVML comes with the driver and is looked for at run time; builds do not need it. */
+/* What an NVIDIA GPU takes from the mains, by NVML: its energy counter, read at the start and at the end, so that
+ * nothing has to look on. NVML comes with the driver and is looked for at run time; builds do not need it. */
 #ifndef BASE_GPU_POWER_H
 #define BASE_GPU_POWER_H
 

@@ -9,7 +9,7 @@
  *     best        per type the best matmul: what a step's MFU is held against
  *     model       MFLOP per token of a whole training step, as gpt2_flops_per_token counts
  *
- * A time is that of many calls in a row, none waiting for the one before it to be seen by the host, median of rounds. */
+ * A time is that of many calls in a row, which the host waits for only at the end; median of rounds. */
 #include "base/clock.h"
 #include "base/gpu.h"
 #include "base/random.h"
@@ -97,7 +97,8 @@ static double flops_row(Bench *bench, const char *part, const char *type, const 
     return 1e-12 * flops / seconds;
 }
 
-static void bytes_row(Bench *bench, const char *part, const char *type, const char *what, double seconds, size_t bytes) {
+static void bytes_row(Bench *bench, const char *part, const char *type, const char *what, double seconds,
+                      size_t bytes) {
     put_row(bench, part, type, what, 1e6 * seconds, 1e-9 * (double)bytes / seconds, "GB/s");
 }
 

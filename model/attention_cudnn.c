@@ -5,11 +5,12 @@
  *   backward    S again;  P = exp(S - lse);  D = rowsum(dy y);  dP = dy V^T;  dS = P (dP - D) / sqrt(HS);
  *               dV = P^T dy;  dK = dS^T Q;  dQ = dS K
  *
- * cuDNN knows these graphs by their form and has a kernel for each that keeps S, P and dS on the chip, a tile at a time:
- * memory traffic is that of qkv, y, lse and their gradients. Another order of operations, however equal, is refused.
+ * cuDNN knows these graphs by the form of their softmax and has a kernel for each that keeps S, P and dS on the chip, a
+ * tile at a time: memory traffic is that of qkv, y, lse and their gradients. The same softmax written otherwise is
+ * refused; what stands around it is taken as it is, so tests compute the graphs as written.
  *
- * q, k, v are read where they lie, side by side in rows of 3C, and their gradients are written likewise; K^T and V^T are
- * k and v with strides swapped. Arrays that a pass needs for itself lie at the start of the workspace:
+ * q, k, v are read where they lie, side by side in rows of 3C, and their gradients are written likewise; K^T and V^T
+ * are k and v with strides swapped. Arrays that a pass needs for itself lie at the start of the workspace:
  *
  *   backward                  D f32[B][NH][T], dQ f32[B][NH][T][HS] (tiles of keys add to it, in any order), cuDNN's
  *   backward, deterministic   D f32[B][NH][T], cuDNN's (dS, so that dQ is one product of its own)

@@ -1,4 +1,5 @@
-/* Causal self-attention of model/ops.h by cuDNN, bf16: fused, without a (T,T) array in memory. Only in builds with CUDA.
+/* Causal self-attention of model/ops.h by cuDNN, bf16: fused, without a (T,T) array in memory. Only in builds with
+ * CUDA.
  *
  * cuDNN takes head sizes that are multiples of 8, up to 128 on every card from sm_80 on; whoever computes attention
  * asks cudnn_attention_prepare before the first step, and goes another way where it says no. Any number of shapes up to

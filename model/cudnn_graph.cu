@@ -73,7 +73,8 @@ static void set(CudnnGraph *graph, Descriptor descriptor, cudnnBackendAttributeN
         check(graph, cudnnBackendSetAttribute(descriptor, name, type, count, values), "an attribute");
 }
 
-static void set_descriptor(CudnnGraph *graph, Descriptor descriptor, cudnnBackendAttributeName_t name, Descriptor value) {
+static void set_descriptor(CudnnGraph *graph, Descriptor descriptor, cudnnBackendAttributeName_t name,
+                           Descriptor value) {
     set(graph, descriptor, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
 }
 
@@ -291,8 +292,8 @@ static bool make_plan(CudnnGraph *graph, cudnnHandle_t handle, Descriptor config
     finalise(graph, plan, "a plan");
     int64_t bytes = 0, count = 0;
     if (!graph->why[0])
-        check(graph, cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count,
-                                              &bytes), "a plan's workspace");
+        check(graph, cudnnBackendGetAttribute(plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                              &count, &bytes), "a plan's workspace");
     graph->plan = plan;
     graph->workspace_bytes = ((size_t)bytes + 255) / 256 * 256;
     return !graph->why[0];

@@ -1,4 +1,5 @@
-/* gpu_power against a library that has NVML's name and functions: one card, whose counter goes up by 300 J per second. */
+/* gpu_power against a library that has NVML's name and functions: one card, whose counter goes up by 300 J per
+ * second. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/clock.h"
 #include "base/gpu_power.h"
