@@ -21,11 +21,15 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
     device->kind = DEVICE_CUDA;
     device->ops = NULL;
     device->memory = gpu_memory(device->gpu);
+    device->power = gpu_power_open(gpu_pci(device->gpu));
     snprintf(device->text, sizeof device->text, "%s, %s", gpu_name(device->gpu),
              option_choice(train_dtypes, settings->train.dtype));
     return OK;
 }
-static void close_gpu(Device *device) { gpu_close(device->gpu); }
+static void close_gpu(Device *device) {
+    gpu_power_close(device->power);
+    gpu_close(device->gpu);
+}
 #else
 static Status open_gpu(Device *device, const Settings *settings, bool automatic, int local_rank) {
     (void)device, (void)local_rank;
