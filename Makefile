@@ -57,6 +57,7 @@ LDLIBS += $(CUDA_LIBRARIES) $(foreach dir,$(sort $(dir $(CUDA_LIBRARIES))),-Wl,-
 else ifeq ($(CUDA_MODE),emulate)
 $(if $(CUDA_HEADERS),,$(error CUDA=emulate, but there is no cuda_runtime.h and cublasLt.h in CUDA_HOME=$(CUDA_HOME)))
 NCCL := $(wildcard tests/cuda/nccl.cpp)
+CUDNN := tests/cuda/cudnn_graph.cpp
 CUDA_SAYS := emulated on the CPU, headers of $(CUDA_HOME)
 LDLIBS += -lstdc++
 else ifneq ($(CUDA_MODE),0)
@@ -80,9 +81,11 @@ TEST_SOURCES    := $(wildcard tests/test_*.c)
 LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), $(wildcard base/*.c data/*.c model/*.c optim/*.c comm/*.c comm/*/*.c run/*.c))
 ifeq ($(CUDA_MODE),0)
 TEST_SOURCES := $(filter-out tests/test_cuda_%, $(TEST_SOURCES))
+PROGRAM_SOURCES := $(filter-out bench/gpu_%, $(PROGRAM_SOURCES))
 else
 LIBRARY_SOURCES := $(filter-out base/gpu_none.c, $(LIBRARY_SOURCES))
-LIBRARY_SOURCES += $(filter-out $(if $(CUDNN),,model/attention_cudnn.cu) $(if $(NCCL),,comm/transport/transport_nccl.cu), \
+TEST_SOURCES := $(filter-out $(if $(CUDNN),,tests/test_cuda_cudnn%), $(TEST_SOURCES))
+LIBRARY_SOURCES += $(filter-out $(if $(findstring libcudnn,$(CUDNN)),,model/cudnn_graph.cu) $(if $(NCCL),,comm/transport/transport_nccl.cu), \
                      $(wildcard base/*.cu model/*.cu optim/*.cu comm/*/*.cu))
 endif
 ifeq ($(CUDA_MODE),emulate)
@@ -166,7 +169,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 tests: all $(TESTS)
 # The tests of CUDA are built once more to run on the CPU, in a folder of their own.
 EMULATED := $(if $(filter-out 0 emulate,$(CUDA)),$(if $(TEST),$(findstring test_cuda,$(TEST)),all))
-emulated: $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(filter $(BUILD)/tests/test_cuda_%,$(TESTS))
+emulated: $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(BUILD)/gpu_rates $(filter $(BUILD)/tests/test_cuda_%,$(TESTS))
 test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
 	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate BUILD=$(BUILD)/emulate TRAIN=$(BUILD)/emulate/train emulated)

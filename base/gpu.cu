@@ -17,7 +17,7 @@ typedef struct Call {
 
 struct Gpu {
     int device;
-    char name[320];
+    char name[320], pci[32];
     cudaStream_t computing, copying;
     cudaEvent_t computed, copied;
     Allocator memory;
@@ -64,6 +64,7 @@ static Status describe(Gpu *gpu) {
     TRY(open_fault(gpu, cudaGetDeviceProperties(&card, gpu->device)));
     snprintf(gpu->name, sizeof gpu->name, "%s, sm_%d%d, %.1f GiB", card.name, card.major, card.minor,
              gib(card.totalGlobalMem));
+    snprintf(gpu->pci, sizeof gpu->pci, "%04x:%02x:%02x.0", card.pciDomainID, card.pciBusID, card.pciDeviceID);
     if (card.major < OLDEST_MAJOR)
         return fault("GPU %d, %s: this program needs sm_%d0 (Ampere) or newer", gpu->device, gpu->name, OLDEST_MAJOR);
     return OK;
@@ -124,6 +125,7 @@ void gpu_close(Gpu *gpu) {
 void gpu_use(const Gpu *gpu) { cudaSetDevice(gpu->device); }
 
 const char *gpu_name(const Gpu *gpu) { return gpu->name; }
+const char *gpu_pci(const Gpu *gpu) { return gpu->pci; }
 void *gpu_stream(const Gpu *gpu) { return gpu->computing; }
 
 size_t gpu_memory_free_bytes(const Gpu *gpu) {
@@ -178,6 +180,10 @@ static void make_call(void *argument) {
     Call *call = (Call *)argument;
     call->done(call->user, call->argument);
     __atomic_store_n(&call->done, (GpuDoneFn *)NULL, __ATOMIC_RELEASE);
+}
+
+void gpu_copy(Gpu *gpu, void *to, const void *from, size_t bytes) {
+    CHECK_CUDA(gpu, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, gpu->computing));
 }
 
 void gpu_copy_out(Gpu *gpu, void *host, const void *device, size_t bytes, GpuDoneFn *done, void *user, int argument) {

@@ -28,6 +28,7 @@ void gpu_close(Gpu *gpu); /* waits for its work; accepts NULL */
 void gpu_use(const Gpu *gpu);
 
 const char *gpu_name(const Gpu *gpu); /* "NVIDIA H200, sm_90, 139.8 GiB" */
+const char *gpu_pci(const Gpu *gpu);  /* "0000:19:00.0", its place on the bus, as base/gpu_power.h wants it */
 size_t gpu_memory_free_bytes(const Gpu *gpu);
 
 /* Zeroed memory of the device, 256-byte aligned. Its context is the Gpu. */
@@ -50,6 +51,9 @@ void gpu_copy_out(Gpu *gpu, void *host, const void *device, size_t bytes, GpuDon
 /* On the copying stream, behind what is in the computing stream now; what is put in the computing stream later waits
  * for it. host may not change before gpu_finish. */
 void gpu_copy_in(Gpu *gpu, void *device, const void *host, size_t bytes);
+
+/* Within the device's memory, in the computing stream. */
+void gpu_copy(Gpu *gpu, void *to, const void *from, size_t bytes);
 
 /* Returns when both streams are empty. FAULT with one line on the first fault since gpu_open. */
 Status gpu_finish(Gpu *gpu);

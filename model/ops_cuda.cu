@@ -1,9 +1,10 @@
-/* The cuda device: the table, the weights' copy, what goes to and from the host, and what is too small for a file of its
- * own.
+/* The cuda device: the table, the weights' copy, what goes to and from the host, and what is too small for a file of
+ * its own.
  *
  * Operations are launched into the Gpu's stream and return. The host waits in read, download and mean only. An upload
- * goes through pinned memory, so that it neither waits nor asks for the host's array to stay as it is: the stage fills up
- * from its beginning, and is empty again whenever the stream has been waited for, at the latest by each step's mean. */
+ * goes through pinned memory, so that it neither waits nor asks for the host's array to stay as it is: the stage fills
+ * up from its beginning, and is empty again whenever the stream has been waited for, at the latest by each step's
+ * mean. */
 #include "model/ops_cuda_kernels.cuh"
 #include "model/ops_cuda_internal.cuh"
 
@@ -143,6 +144,7 @@ void cuda_ops_destroy(CudaOps *ops) {
     if (!ops)
         return;
     CHECK_CUDA(ops->gpu, cudaStreamSynchronize(ops->stream));
+    cudnn_use_destroy(ops);
     products_destroy(ops->products);
     if (ops->weights)
         memory_free(gpu_memory(ops->gpu), ops->weights);

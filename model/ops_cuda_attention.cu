@@ -1,8 +1,9 @@
-/* Causal attention on the cuda device: our own path, which takes every shape.
+/* Causal attention on the cuda device: our own path, which takes every shape. A faster one for some shapes is asked
+ * first where attention_forward and attention_backward, at the end, begin; both must leave the same lse.
  *
- * Scores are held for a tile only: some heads of one sequence, TILE queries, and the keys up to the last of these. So
- * memory is SCORE_BYTES, or one head's tile where that is more, whatever B and NH; and of the masked half only what lies
- * in the tiles on the diagonal is computed.
+ * Scores are held for a tile only: some heads of one sequence, SCORE_QUERIES queries, and the keys up to the last of
+ * these. So memory is SCORE_BYTES, or one head's tile where that is more, whatever B and NH; and of the masked half
+ * only what lies in the tiles on the diagonal is computed.
  *
  *     forward    S = q k^T / sqrt(HS)  |  P = softmax(S), over S  |  y = P v
  *     backward   S again, dP = dy v^T  |  P = exp(S - lse), dS = P (dP - sum of dy y) / sqrt(HS), over S and dP
@@ -19,11 +20,11 @@
 typedef struct Attention {
     CudaOps *ops;
     int T, C, NH, HS;
-    int heads;        /* at a time */
-    int64_t stride;   /* of a row of scores */
-    float scale;      /* 1 / sqrt(HS) */
-    float *scores, *dscores = NULL;  /* [heads][TILE][stride] */
-    float *dk = NULL, *dv = NULL;    /* [heads][T][HS] */
+    int heads;      /* at a time */
+    int64_t stride; /* of a row of scores */
+    float scale;    /* 1 / sqrt(HS) */
+    float *scores, *dscores = NULL; /* [heads][SCORE_QUERIES][stride] */
+    float *dk = NULL, *dv = NULL;   /* [heads][T][HS] */
 } Attention;
 
 /* Of one head. */
@@ -59,7 +60,7 @@ static Attention attention_of(OpsContext *context, int T, int C, int NH) {
     return a;
 }
 
-/* The tile of queries [first, first + TILE) and heads [head, head + a->heads), both cut at their ends. */
+/* The tile of queries [first, first + SCORE_QUERIES) and heads [head, head + a->heads), both cut at their ends. */
 static ScoreTile tile_at(const Attention *a, int head, int first) {
     int queries = score_tile_queries(a->T);
     return {.head = head,

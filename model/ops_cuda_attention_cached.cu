@@ -1,6 +1,6 @@
-/* Attention with a cache of keys and values on the cuda device, for generation: few queries, and another number of keys
- * each time, for which a product of cuBLASLt would have to be chosen anew. So the products are kernels of our own; memory
- * of the cache, read once, sets the pace. Tiles are those of ops_cuda_attention.cu. */
+/* Attention with a cache of keys and values on the cuda device, for generation: few queries, and another number of
+ * keys each time, for which a product of cuBLASLt would have to be chosen anew. So the products are kernels of our
+ * own; memory of the cache, read once, sets the pace. Tiles are those of ops_cuda_attention.cu. */
 #include "model/ops_cuda_attention.cuh"
 #include "model/ops_cuda_internal.cuh"
 
@@ -10,13 +10,15 @@
 template <class A>
 static void cached_tile(CudaOps *ops, const ScoreTile *tile, A *y, float *scores, const A *cache, const A *qkv, int C,
                         int HS) {
-    unsigned rows = (unsigned)(tile->heads * tile->queries), keys = (unsigned)(tile->first + tile->queries);
-    float scale = 1.0f / sqrtf((float)HS);
-    LAUNCH((cached_scores_kernel<A>), dim3(rows, (unsigned)blocks_of(keys, SCORE_WARPS * SCORE_KEYS)), WARP * SCORE_WARPS, 0,
-           ops->stream, scores, qkv, cache, *tile, C, HS, scale);
-    LAUNCH((softmax_rows_kernel<A>), row_blocks(tile), WARP * ROW_WARPS, 0, ops->stream, scores, (float *)NULL, *tile, 0);
-    LAUNCH((cached_output_kernel<A>), dim3(rows, (unsigned)blocks_of(HS, WARP)), dim3(WARP, OUTPUT_LINES), 0,
-           ops->stream, y, scores, cache, *tile, C, HS);
+    unsigned rows = (unsigned)(tile->heads * tile->queries);
+    dim3 score_grid(rows, (unsigned)blocks_of(tile->first + tile->queries, SCORE_WARPS * SCORE_KEYS));
+    dim3 output_grid(rows, (unsigned)blocks_of(HS, WARP));
+    LAUNCH((cached_scores_kernel<A>), score_grid, WARP * SCORE_WARPS, 0, ops->stream, scores, qkv, cache, *tile, C, HS,
+           1.0f / sqrtf((float)HS));
+    LAUNCH((softmax_rows_kernel<A>), row_blocks(tile), WARP * ROW_WARPS, 0, ops->stream, scores, (float *)NULL, *tile,
+           0);
+    LAUNCH((cached_output_kernel<A>), output_grid, dim3(WARP, OUTPUT_LINES), 0, ops->stream, y, scores, cache, *tile, C,
+           HS);
     CHECK_LAUNCH(ops);
 }
 

@@ -1,10 +1,10 @@
 /* The embedding on the cuda device.
  *
- * Its backward adds rows of dx into the rows of their tokens, of which some are the same. So the positions are sorted by
- * token first, stably: each token's positions lie side by side, in order, and one block adds them up. No atomics; the
- * sums are those of the cpu to the bit when activations are f32. The sort costs three passes (tokens are below 2^24)
- * over 8 bytes per position, whatever the vocabulary; the sums read dx once. A token that is most of the batch is a long
- * sum for few threads: 1 row of C per step. */
+ * Its backward adds rows of dx into the rows of their tokens, of which some are the same. So the positions are sorted
+ * by token first, stably: each token's positions lie side by side, in order, and one block adds them up. No atomics;
+ * the sums are those of the cpu to the bit when activations are f32. The sort costs three passes (tokens are below
+ * 2^24) over 8 bytes per position, whatever the vocabulary; the sums read dx once. A token that is most of the batch
+ * is a long sum for few threads: 1 row of C per step. */
 #include "model/embedding_kernels.cuh"
 #include "model/ops_cuda_internal.cuh"
 

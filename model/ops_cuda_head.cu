@@ -1,5 +1,5 @@
-/* The head on the cuda device: logits of a chunk of positions by a product, then loss and, in place of the logits, their
- * gradient by one kernel, then the products that take the gradient back:
+/* The head on the cuda device: logits of a chunk of positions by a product, then loss and, in place of the logits,
+ * their gradient by one kernel, then the products that take the gradient back:
  *
  *     z = x wte^T,   dz = scale (softmax(z) - onehot),   dwte (+)= dz^T x,   dx = dz wte
  *

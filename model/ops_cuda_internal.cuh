@@ -12,6 +12,7 @@ extern "C" {
 }
 
 typedef struct Products Products; /* ops_cuda_product.cu */
+typedef struct CudnnUse CudnnUse; /* ops_cuda_cudnn.cu */
 
 struct CudaOps {
     Ops table;
@@ -22,6 +23,7 @@ struct CudaOps {
     int64_t elems;
     bf16 *weights;       /* [elems], of params; NULL unless dtype is CUDA_BF16 */
     Products *products;
+    CudnnUse *cudnn;     /* NULL until cuda_ops_use_cudnn */
     char *stage;         /* pinned, STAGE_BYTES: what uploads have not yet been taken from it */
     size_t stage_bytes;  /* used of it since the stream was last seen empty */
 };
@@ -46,6 +48,9 @@ void linear_cuda_slots(Ops *table, CudaDtype dtype);
 void attention_cuda_slots(Ops *table, CudaDtype dtype);
 void attention_cached_cuda_slots(Ops *table, CudaDtype dtype);
 void head_cuda_slots(Ops *table, CudaDtype dtype);
+
+/* Of ops->cudnn; accepts one that was never made. */
+void cudnn_use_destroy(CudaOps *ops);
 
 /* Bytes of scratch that they want; a context has the largest of them. */
 size_t embedding_cuda_scratch_bytes(const OpsLimits *limits);

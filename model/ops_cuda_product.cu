@@ -19,7 +19,7 @@
 enum {
     PLANS = 512, /* a power of two; at most 3/4 are used */
     WORKSPACE_BYTES = 32 << 20, /* what NVIDIA advises for sm_90 */
-    ALIGNED_BYTES_MAX = 256
+    ALIGNED_BYTES_MAX = 16 /* no kernel needs more; what lies further apart by chance must not choose another */
 };
 
 /* Compared and hashed as bytes, so padding is cleared. */
@@ -103,14 +103,15 @@ static cudaDataType_t input_type(const Products *products) {
     return products->dtype == CUDA_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-template <class Value> static void describe(Products *products, Plan *plan, cublasLtMatmulDescAttributes_t attribute,
-                                            Value value) {
+template <class Value>
+static void describe(Products *products, Plan *plan, cublasLtMatmulDescAttributes_t attribute, Value value) {
     CHECK_LT(products->gpu, cublasLtMatmulDescSetAttribute(plan->product, attribute, &value, sizeof value));
 }
 
-template <class Value> static void prefer(Products *products, cublasLtMatmulPreferenceAttributes_t attribute,
-                                          Value value) {
-    CHECK_LT(products->gpu, cublasLtMatmulPreferenceSetAttribute(products->preference, attribute, &value, sizeof value));
+template <class Value>
+static void prefer(Products *products, cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+    CHECK_LT(products->gpu,
+             cublasLtMatmulPreferenceSetAttribute(products->preference, attribute, &value, sizeof value));
 }
 
 /* A matrix as it lies in memory: `lines` of `length` elements. */

@@ -25,6 +25,7 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
         return automatic ? fault("%s; run.device=cpu does without", error_line()) : FAULT;
     device->kind = DEVICE_CUDA;
     device->memory = gpu_memory(device->gpu);
+    device->power = gpu_power_open(gpu_pci(device->gpu));
     snprintf(device->text, sizeof device->text, "%s, %s", gpu_name(device->gpu),
              option_choice(train_dtypes, settings->train.dtype));
     return OK;
@@ -49,6 +50,7 @@ void device_params_arrived(Device *device) {
 static void close_gpu(Device *device) {
     cuda_optim_destroy(device->cuda_optim);
     cuda_ops_destroy(device->cuda_ops);
+    gpu_power_close(device->power);
     gpu_close(device->gpu);
 }
 #else

@@ -3,6 +3,7 @@
 #define RUN_DEVICE_H
 
 #include "base/gpu.h"
+#include "base/gpu_power.h"
 #include "base/profile.h"
 #include "model/ops_replay.h"
 #include "model/ops_timed.h"
@@ -19,6 +20,7 @@ typedef struct Device {
     const Allocator *memory; /* for its activations and all that it updates */
     bool computes;           /* false: replay. There is nothing to update, sample or save */
     Gpu *gpu;                /* NULL unless DEVICE_CUDA: memory is the host's */
+    GpuPower *power;         /* NULL where it is not known */
     /* private */
     const Settings *settings;
     bool root;

@@ -8,6 +8,7 @@
 #include "run/snapshot.h"
 #include "run/sync_table.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -233,6 +234,9 @@ static Status finish(Trainer *t) {
         snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
     sync_table_print(t->sync);
     log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
+    double watts = gpu_power_watts(t->device.power);
+    if (isfinite(watts))
+        log_fact(t->log, "power", "%.0f W on average since the start, rank 0's GPU", watts);
     log_fact(t->log, "memory", "%.2f GB at most, rank 0", gb((double)machine_peak_rss()));
     if (t->device.computes)
         log_fact(t->log, "model", "%s; try: build/generate %s \"Once upon a time\"", path, path);

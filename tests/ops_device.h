@@ -1,5 +1,5 @@
-/* Arrays for tests of operations on any device: numbers on the host as the device sees them, the same in its memory, and
- * what comes back held against float64. */
+/* Arrays for tests of operations on any device: numbers on the host as the device sees them, the same in its memory,
+ * and what comes back held against float64. */
 #ifndef TESTS_OPS_DEVICE_H
 #define TESTS_OPS_DEVICE_H
 

@@ -72,6 +72,7 @@ static void test_which(void **state) {
     assert_int_equal(gpu_count(&why), 3);
     assert_ok(gpu_open(&gpu, 7)); /* 7 modulo 3: opened, so it exists */
     assert_string_equal(gpu_name(gpu), "CPU as a GPU, sm_90, 1.0 GiB");
+    assert_string_equal(gpu_pci(gpu), "0000:00:00.0");
     assert_true(gpu_memory_free_bytes(gpu) == CARD_BYTES);
     gpu_close(gpu);
     gpu_close(NULL);
@@ -264,6 +265,25 @@ static void test_fault_of_the_device(void **state) {
     }
 }
 
+/* Between a copy in and a copy out, also where all is late. */
+static void test_copy_within(void **state) {
+    (void)state;
+    static float host[FLOATS], back[FLOATS];
+    cudart_late(true);
+    Gpu *gpu = open_gpu();
+    float *from = memory_alloc(gpu_memory(gpu), sizeof host), *to = memory_alloc(gpu_memory(gpu), sizeof host);
+    for (int i = 0; i < FLOATS; i++)
+        host[i] = (float)i;
+    gpu_copy_in(gpu, from, host, sizeof host);
+    gpu_copy(gpu, to, from, sizeof host);
+    gpu_copy_out(gpu, back, to, sizeof host, NULL, NULL, 0);
+    assert_ok(gpu_finish(gpu));
+    assert_memory_equal(back, host, sizeof host);
+    memory_free(gpu_memory(gpu), from);
+    memory_free(gpu_memory(gpu), to);
+    gpu_close(gpu);
+}
+
 /* One that does not stick, and that no call returns. */
 static void test_fault_of_a_launch(void **state) {
     (void)state;
@@ -290,6 +310,6 @@ static void test_first_fault(void **state) {
 static const struct CMUnitTest tests[] = {
     TEST(test_none), TEST(test_which), TEST(test_refused), TEST(test_half_open), TEST(test_memory), TEST(test_pinning),
     TEST(test_copies), TEST(test_late_copies), TEST(test_late_is_late), TEST(test_fault_of_the_device),
-    TEST(test_fault_of_a_launch), TEST(test_first_fault),
+    TEST(test_fault_of_a_launch), TEST(test_first_fault), TEST(test_copy_within),
 };
 CHECK_MAIN(tests)

@@ -1,7 +1,7 @@
 /* The cpu device: all of tests/ops_cases.h with 1, 2 and 3 threads. */
 #include "tests/ops_cases.h"
 
-enum { THREADS_MAX = 3, WEIGHTS = 1 << 20 };
+enum { THREADS_MAX = 3, WEIGHTS = 1 << 19 };
 
 static void on_cpu(void (*check_op)(const OpsDevice *device)) {
     for (int threads = 1; threads <= THREADS_MAX; threads++) {
@@ -31,6 +31,7 @@ ON_CPU(attention)
 ON_CPU(attention_long)
 ON_CPU(attention_large_scores)
 ON_CPU(attention_cached)
+ON_CPU(attention_cached_long)
 ON_CPU(attention_nan)
 ON_CPU(head)
 ON_CPU(head_extremes)
@@ -43,7 +44,9 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_linear_backward), cmocka_unit_test(test_gelu_range),
     cmocka_unit_test(test_attention),       cmocka_unit_test(test_attention_long),
     cmocka_unit_test(test_attention_large_scores),
-    cmocka_unit_test(test_attention_cached), cmocka_unit_test(test_attention_nan),
+    cmocka_unit_test(test_attention_cached),
+    cmocka_unit_test(test_attention_cached_long),
+    cmocka_unit_test(test_attention_nan),
     cmocka_unit_test(test_head),            cmocka_unit_test(test_head_extremes),
     cmocka_unit_test(test_mean),
 };

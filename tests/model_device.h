@@ -1,6 +1,6 @@
-/* Where golden's model is computed: the cpu, on the host's arrays, or a GPU, on copies of them. */
-#ifndef TESTS_GOLDEN_DEVICE_H
-#define TESTS_GOLDEN_DEVICE_H
+/* Where a test's model is computed: the cpu, on the host's arrays, or a GPU, on copies of them. */
+#ifndef TESTS_MODEL_DEVICE_H
+#define TESTS_MODEL_DEVICE_H
 
 #include "base/memory.h"
 #include "model/ops.h"
@@ -9,15 +9,16 @@
 
 #ifdef HAVE_CUDA
 #include "model/ops_cuda.h"
-#define GOLDEN_DEVICES "cpu|cuda-f32|cuda-tf32|cuda-bf16"
+#define MODEL_DEVICES "cpu|cuda-f32|cuda-tf32|cuda-bf16"
 #else
-#define GOLDEN_DEVICES "cpu"
+#define MODEL_DEVICES "cpu"
 #endif
 
-typedef struct GoldenDevice {
+typedef struct ModelDevice {
     const Ops *ops;
     const Allocator *memory;
     float *params, *grads, *rows; /* on the device; of the cpu the host's own */
+    double error;                 /* relative, of what is rounded on the way, beyond f32 */
     /* private */
     OpsContext context;
     float *host_params, *host_grads, *host_rows;
@@ -26,10 +27,12 @@ typedef struct GoldenDevice {
     Gpu *gpu;
     CudaOps *cuda;
 #endif
-} GoldenDevice;
+} ModelDevice;
 
 #ifdef HAVE_CUDA
-static Status golden_cuda_open(GoldenDevice *device, CudaDtype dtype) {
+static inline Status model_cuda_open(ModelDevice *device, CudaDtype dtype) {
+    static const double errors[] = {[CUDA_F32] = 0, [CUDA_TF32] = 0x1p-11, [CUDA_BF16] = 0x1p-8};
+    device->error = errors[dtype];
     TRY(gpu_open(&device->gpu, 0));
     device->memory = gpu_memory(device->gpu);
     device->params = memory_alloc(device->memory, device->elems * sizeof(float));
@@ -43,7 +46,7 @@ static Status golden_cuda_open(GoldenDevice *device, CudaDtype dtype) {
 #endif
 
 /* Parameters that have changed on the host. */
-static void golden_device_give(GoldenDevice *device) {
+static inline void model_device_give(ModelDevice *device) {
     if (device->params == device->host_params)
         return;
     device->ops->upload(&device->context, device->params, device->host_params, device->elems * sizeof(float));
@@ -53,7 +56,7 @@ static void golden_device_give(GoldenDevice *device) {
 }
 
 /* Gradients to the host. */
-static void golden_device_fetch(GoldenDevice *device) {
+static inline void model_device_fetch(ModelDevice *device) {
     if (device->grads == device->host_grads)
         return;
     device->ops->download(&device->context, device->host_grads, device->grads, device->elems * sizeof(float));
@@ -61,9 +64,9 @@ static void golden_device_fetch(GoldenDevice *device) {
         device->ops->download(&device->context, device->host_rows, device->rows, device->row_elems * sizeof(float));
 }
 
-/* choice: of GOLDEN_DEVICES. params are on the host, and so will the gradients be. */
-static Status golden_device_open(GoldenDevice *device, int choice, float *params, float *grads, int64_t elems) {
-    *device = (GoldenDevice){.ops = &ops_cpu,
+/* choice: of MODEL_DEVICES. params are on the host, and so will the gradients be. */
+static inline Status model_device_open(ModelDevice *device, int choice, float *params, float *grads, int64_t elems) {
+    *device = (ModelDevice){.ops = &ops_cpu,
                              .memory = &host_memory,
                              .params = params,
                              .grads = grads,
@@ -72,23 +75,23 @@ static Status golden_device_open(GoldenDevice *device, int choice, float *params
                              .elems = (size_t)elems};
 #ifdef HAVE_CUDA
     if (choice > 0)
-        TRY(golden_cuda_open(device, (CudaDtype)(choice - 1)));
+        TRY(model_cuda_open(device, (CudaDtype)(choice - 1)));
 #endif
     (void)choice;
     device->context.state = device->ops->state;
-    golden_device_give(device);
+    model_device_give(device);
     return OK;
 }
 
 /* The device's array for what shall arrive in `host`, zeroed at first; NULL: no memory. */
-static float *golden_device_rows(GoldenDevice *device, float *host, size_t elems) {
+static inline float *model_device_rows(ModelDevice *device, float *host, size_t elems) {
     device->host_rows = host;
     device->row_elems = elems;
     bool here = device->params == device->host_params;
     return device->rows = here ? host : memory_alloc(device->memory, elems * sizeof(float));
 }
 
-static void golden_device_close(GoldenDevice *device) {
+static inline void model_device_close(ModelDevice *device) {
 #ifdef HAVE_CUDA
     if (!device->gpu)
         return;
