@@ -129,7 +129,8 @@ static Bench bench_open(void) {
                    .decoded = take(bytes),
                    .found_wire = take(wire_bytes)};
     bench.device = (Arrays){gpu_take(bench.gpu, bench.found, bytes), gpu_take(bench.gpu, bench.found, bytes),
-                            gpu_take(bench.gpu, bench.found, bytes), gpu_take(bench.gpu, bench.found, wire_bytes)};
+                            gpu_take(bench.gpu, bench.found, bytes),
+                            gpu_take(bench.gpu, bench.found_wire, wire_bytes)};
     return bench;
 }
 
