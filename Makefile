@@ -165,7 +165,7 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 tests: all $(TESTS)
 # The tests of CUDA are built once more to run on the CPU, in a folder of their own.
 EMULATED := $(if $(filter-out 0 emulate,$(CUDA)),$(if $(TEST),$(findstring test_cuda,$(TEST)),all))
-emulated: $(TRAIN) $(BUILD)/golden $(filter $(BUILD)/tests/test_cuda_%,$(TESTS))
+emulated: $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(filter $(BUILD)/tests/test_cuda_%,$(TESTS))
 test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
 	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate BUILD=$(BUILD)/emulate TRAIN=$(BUILD)/emulate/train emulated)

@@ -82,7 +82,7 @@ static Status check_input(Trainer *t) {
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
     gpt2_param_table(&t->model_config, splits_embedding(t), &t->table);
     Gpt2Options options = model_options(t);
-    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank));
+    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_local_rank(t->comm)));
     if (!t->device.computes && s->run.resume)
         return config_error(s->config, "run.resume", "the replay device has nothing to resume");
     return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
@@ -116,6 +116,7 @@ static Status print_header(Trainer *t) {
                  (long long)t->micro_steps, t->micro_steps > 1 ? "s" : "", (long long)s->train.batch,
                  (long long)s->train.seq_len);
         log_fact(t->log, "machine", "%s, %d cores", machine_cpu(), machine_all_cores());
+        log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
     return comm_agree(t->comm, check_memory(t));
@@ -374,6 +375,7 @@ static Status train(Trainer *t) {
     uint64_t hash = settings_hash(t->settings); /* ranks may have read different files or command lines */
     TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
     TRY(comm_agree(t->comm, check_input(t)));
+    TRY(comm_verify(t->comm, &t->device.kind, sizeof t->device.kind, "device (run.device=auto found a GPU or none)"));
     TRY(print_header(t));
     if (t->settings->plan)
         return OK;

@@ -1,18 +1,61 @@
 #include "run/device.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { WARM_UP_STEPS = 2 };
 
-Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
-                   int rank) {
-    *device = (Device){.ops = &ops_cpu, .memory = &host_memory, .computes = true};
-    if (strcmp(option_choice(run_devices, settings->run.device), "replay") == 0) {
-        TRY(replay_create(&device->replay, &settings->replay, model, options, rank, (uint64_t)settings->run.seed));
-        device->ops = replay_ops(device->replay);
-        device->memory = &replay_memory;
-        device->computes = false;
+static bool chosen(const char *choices, int index, const char *name) {
+    return strcmp(option_choice(choices, index), name) == 0;
+}
+
+#ifdef HAVE_CUDA
+static Status open_gpu(Device *device, const Settings *settings, bool automatic, int local_rank) {
+    const char *why;
+    if (automatic && gpu_count(&why) == 0) {
+        snprintf(device->text, sizeof device->text, "no GPU was found: %s, cpu", why);
+        return OK;
     }
+    if (gpu_open(&device->gpu, local_rank) != OK)
+        return automatic ? fault("%s; run.device=cpu does without", error_line()) : FAULT;
+    device->kind = DEVICE_CUDA;
+    device->ops = NULL;
+    device->memory = gpu_memory(device->gpu);
+    snprintf(device->text, sizeof device->text, "%s, %s", gpu_name(device->gpu),
+             option_choice(train_dtypes, settings->train.dtype));
+    return OK;
+}
+static void close_gpu(Device *device) { gpu_close(device->gpu); }
+#else
+static Status open_gpu(Device *device, const Settings *settings, bool automatic, int local_rank) {
+    (void)device, (void)local_rank;
+    return automatic ? OK : config_error(settings->config, "run.device", "this program was built without CUDA");
+}
+static void close_gpu(Device *device) { (void)device; }
+#endif
+
+static Status open_replay(Device *device, const Settings *settings, const Gpt2Config *model,
+                          const Gpt2Options *options, int rank) {
+    TRY(replay_create(&device->replay, &settings->replay, model, options, rank, (uint64_t)settings->run.seed));
+    device->kind = DEVICE_REPLAY;
+    snprintf(device->text, sizeof device->text, "replay");
+    device->ops = replay_ops(device->replay);
+    device->memory = &replay_memory;
+    device->computes = false;
+    return OK;
+}
+
+Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
+                   int rank, int local_rank) {
+    bool automatic = chosen(run_devices, settings->run.device, "auto");
+    *device = (Device){.kind = DEVICE_CPU, .text = "cpu", .ops = &ops_cpu, .memory = &host_memory, .computes = true};
+    if (chosen(run_devices, settings->run.device, "replay"))
+        TRY(open_replay(device, settings, model, options, rank));
+    if (automatic || chosen(run_devices, settings->run.device, "cuda"))
+        TRY(open_gpu(device, settings, automatic, local_rank));
+    if (device->kind != DEVICE_CUDA && !chosen(train_dtypes, settings->train.dtype, "f32"))
+        return config_error(settings->config, "train.dtype", "%s needs a GPU, the device is: %s",
+                            option_choice(train_dtypes, settings->train.dtype), device->text);
     if (rank == 0 && settings->log.profile[0]) {
         device->profile_path = settings->log.profile;
         timed_ops_init(&device->timed, device->ops, timed_ops_profile, &device->profile);
@@ -22,6 +65,7 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
 }
 
 void device_close(Device *device) {
+    close_gpu(device);
     replay_destroy(device->replay);
     profile_free(&device->profile);
 }

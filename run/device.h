@@ -2,15 +2,21 @@
 #ifndef RUN_DEVICE_H
 #define RUN_DEVICE_H
 
+#include "base/gpu.h"
 #include "base/profile.h"
 #include "model/ops_replay.h"
 #include "model/ops_timed.h"
 #include "run/settings.h"
 
+typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA, DEVICE_REPLAY } DeviceKind;
+
 typedef struct Device {
-    const Ops *ops;          /* for gpt2_create */
+    DeviceKind kind;
+    char text[512];          /* for the header: which, and for run.device=auto why not a GPU */
+    const Ops *ops;          /* for gpt2_create; NULL on a GPU, whose operations need the parameters first */
     const Allocator *memory; /* for its activations */
     bool computes;           /* false: replay. There is nothing to update, sample or save */
+    Gpu *gpu;                /* NULL unless DEVICE_CUDA */
     /* private */
     Replay *replay;
     TimedOps timed;
@@ -18,9 +24,11 @@ typedef struct Device {
     const char *profile_path; /* NULL: nothing is recorded */
 } Device;
 
-/* The device must not move afterwards. */
+/* rank and, among those of this node, local_rank, which says whose GPU is whose. The device must not move afterwards.
+ * BAD_INPUT when the settings ask for what the device or this build cannot do, FAULT when there is no GPU to be had;
+ * run.device=auto takes a GPU where there is one. */
 Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
-                   int rank);
+                   int rank, int local_rank);
 void device_close(Device *device); /* accepts a zeroed one */
 
 /* After each step: the first ones, which warm up, are left out of the profile. */

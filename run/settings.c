@@ -18,10 +18,10 @@
     {KEY(section, name), .type = OPTION_CHOICE, .choices = all, .initial = start, .help = text}
 #define COUNT(table) (int)(sizeof table / sizeof *table)
 
-const char run_devices[] = "auto|cpu|replay";
+const char run_devices[] = "auto|cpu|cuda|replay", train_dtypes[] = "f32|tf32|bf16";
 
 static const Option run_options[] = {
-    CHOICE(RunSettings, device, run_devices, "auto", "where the model runs; replay: sleeps, see [replay]"),
+    CHOICE(RunSettings, device, run_devices, "auto", "auto: a GPU where there is one, else cpu; replay: see [replay]"),
     INT(RunSettings, threads, 0, 4096, "0", "threads per rank; 0: the cores that this rank is bound to"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
@@ -55,7 +55,7 @@ static const Option train_options[] = {
     INT(TrainSettings, save_every, 0, 1e12, "0", "checkpoint every so many steps; 0: only the model, at the end"),
     INT(TrainSettings, keep, 1, 1e6, "2", "checkpoints kept; older ones are removed"),
     BOOL(TrainSettings, recompute, "no", "recompute activations in backward: less memory, a third more time"),
-    CHOICE(TrainSettings, dtype, "f32", "f32", "of activations and matmuls"),
+    CHOICE(TrainSettings, dtype, train_dtypes, "f32", "of activations and products; tf32, bf16: on a GPU"),
 };
 static const Option log_options[] = {
     BOOL(LogSettings, jsonl, "yes", "write run.out/log.jsonl, one object per step"),

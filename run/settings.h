@@ -11,7 +11,7 @@
 
 enum { SETTINGS_SECTIONS = 9 };
 
-extern const char run_devices[]; /* alternatives of run.device */
+extern const char run_devices[], train_dtypes[]; /* alternatives of run.device and train.dtype */
 
 typedef struct RunSettings {
     int device; /* index into run_devices */
@@ -36,7 +36,7 @@ typedef struct TrainSettings {
     int64_t sample_every, sample_tokens, save_every, keep;
     char sample_prompt[OPTION_TEXT];
     bool recompute;
-    int dtype; /* f32 */
+    int dtype; /* index into train_dtypes */
 } TrainSettings;
 
 typedef struct LogSettings {

@@ -18,7 +18,7 @@ only() {
     [ -z "$bad" ] || { printf 'only %s may include it:\n%s\n' "$2" "$bad"; failures=1; }
 }
 
-allow '^base/'            'base/[a-z0-9_]+\.h|tests/cuda/emulator\.h'
+allow '^base/'            'base/[a-z0-9_]+\.(h|cuh)|tests/cuda/emulator\.h'
 allow '^data/'            '(base|data)/[a-z0-9_]+\.h'
 allow '^model/'           '(base|model)/[a-z0-9_]+\.(h|cuh)'
 allow '^optim/'           '(base|optim)/[a-z0-9_]+\.(h|cuh)'

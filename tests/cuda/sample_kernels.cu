@@ -184,3 +184,7 @@ int sample_kernel_run(const char *name, float *out, const float *in) {
     cudaFree(device_out);
     return known;
 }
+
+void sample_kernel_reverse(void *stream, float *out, const float *in) {
+    LAUNCH(reverse, SAMPLE_BLOCKS, SAMPLE_THREADS, 0, (cudaStream_t)stream, out, in);
+}
