@@ -129,7 +129,8 @@ static Bench bench_open(void) {
                    .decoded = take(bytes),
                    .found_wire = take(wire_bytes)};
     bench.device = (Arrays){gpu_take(bench.gpu, bench.found, bytes), gpu_take(bench.gpu, bench.found, bytes),
-                            gpu_take(bench.gpu, bench.found, bytes), gpu_take(bench.gpu, bench.found, wire_bytes)};
+                            gpu_take(bench.gpu, bench.found, bytes),
+                            gpu_take(bench.gpu, bench.found_wire, wire_bytes)};
     return bench;
 }
 
@@ -316,11 +317,11 @@ static void test_ends_of_memory(void **state) {
 /* An index beyond the block, from a wire that nobody wrote. */
 static void test_wild_index(void **state) {
     (void)state;
-    enum { ELEMS = 100 };
+    enum { ELEMS = 100, ALL = 4096 };
     Gpu *gpu = open_gpu();
     const CompressorOptions options = {.density = 0.01};
     const uint8_t wire[6] = {0xff, 0x0f, 0, 0, 0x80, 0x3f};
-    float values[ELEMS + 1] = {0}, found[ELEMS + 1];
+    float values[ALL] = {0}, found[ALL];
     void *device_wire = gpu_take(gpu, wire, sizeof wire);
     float *device = gpu_take(gpu, values, sizeof values);
     cuda_compressor(&compressor_topk)->decode(gpu, gpu_stream(gpu), &options, 0, ELEMS, device_wire, device);
