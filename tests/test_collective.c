@@ -37,7 +37,7 @@ static void test_shared_memory(void **state) {
 }
 
 /* Large enough for several segments in every phase. */
-static Status a_million(const World *world, Transport *transport) {
+static Status large(const World *world, Transport *transport) {
     bool shared = *(const bool *)world->user;
     float *memory = arena_memory(transport, world->expected.elems, shared);
     EXPECT(memory);
@@ -45,18 +45,18 @@ static Status a_million(const World *world, Transport *transport) {
     Status status = OK;
     for (int which = 0; which < CASE_COLLECTIVES && status == OK; which++)
         if (case_runs(&arena.group, case_collective(which)))
-            status = case_random_size(&arena, which, CASE_MILLION);
+            status = case_random_size(&arena, which, CASE_LARGE);
     arena_release(transport, memory, shared);
     return status;
 }
 
-static void test_a_million(void **state) {
+static void test_large(void **state) {
     (void)state;
     static const char *const names[] = {"1 node of 2",  "1 node of 4", "3 nodes of 1",  "2 nodes of 2",
                                         "3 nodes of 2", "1 and 4",     "2 and 3, mixed"};
     for (int shared = 0; shared < 2; shared++)
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-            assert_ok(run_world(place_named(names[i]), a_million, &(bool){shared}, NULL, CASE_MILLION));
+            assert_ok(run_world(place_named(names[i]), large, &(bool){shared}, NULL, CASE_LARGE));
 }
 
 /* Links that are slow in different ways let messages of different phases overtake each other. */
@@ -67,7 +67,7 @@ static void test_slow_links(void **state) {
     for (int shared = 0; shared < 2; shared++)
         for (int i = 0; i < 2; i++)
             for (int name = 0; name < 3; name++)
-                assert_ok(run_world(place_named(names[name]), a_million, &(bool){shared}, &links[i], CASE_MILLION));
+                assert_ok(run_world(place_named(names[name]), large, &(bool){shared}, &links[i], CASE_LARGE));
 }
 
 /* Groups that are not the whole world, out of order, two at a time. */
@@ -401,7 +401,7 @@ static void test_native_is_refused(void **state) {
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_private_memory), cmocka_unit_test(test_shared_memory),
-    cmocka_unit_test(test_a_million),      cmocka_unit_test(test_slow_links),
+    cmocka_unit_test(test_large),      cmocka_unit_test(test_slow_links),
     cmocka_unit_test(test_subgroups),      cmocka_unit_test(test_bytes),
     cmocka_unit_test(test_predicted_cores), cmocka_unit_test(test_predicted_codec),
     cmocka_unit_test(test_topology),       cmocka_unit_test(test_scratch_is_bounded),
