@@ -180,8 +180,9 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks 
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 # The comm room needs neither OpenMP nor BLAS, whose threads ThreadSanitizer cannot follow.
 TSAN_TESTS := test_comm test_transport test_collective test_sync test_shard test_feedback
+TSAN_CFLAGS := -fsanitize=thread -DFEWER_CASES -Wno-unknown-pragmas -Wno-unused-parameter
 tsan: ## the tests of comm under ThreadSanitizer, ranks as threads
-	@$(MAKE) --no-print-directory MPI=0 CUDA=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS=-fsanitize=thread \
+	@$(MAKE) --no-print-directory MPI=0 CUDA=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS="$(TSAN_CFLAGS)" \
 	    $(TSAN_TESTS:%=build/tsan/tests/%)
 	@BUILD=build/tsan MPI=0 tests/run.sh $(TSAN_TESTS)
 mutants: ## put known faults back, one at a time, and see the tests catch each (about ten minutes)

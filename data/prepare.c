@@ -117,14 +117,18 @@ static Status read_into(int from, const char *name, FILE *to) {
     return fflush(to) == 0 ? OK : fault("%s: cannot store it in the output folder: %s", name, strerror(errno));
 }
 
-/* A file in the output folder that has lost its name already: it goes away with the program, however that ends. */
+/* A file in the output folder that never had a name, so it goes away with the program, however and whenever that ends.
+ * Where the file system only has files with names, it loses its name at once. */
 static Status nameless_file(const Prepare *prepare, FILE **file) {
     char path[PATH_SIZE];
-    snprintf(path, sizeof path, "%s/%s.XXXXXX", prepare->arguments.out, "input");
-    int descriptor = mkstemp(path);
-    if (descriptor < 0)
-        return bad_input("%s: cannot write: %s", prepare->arguments.out, strerror(errno));
-    unlink(path);
+    int descriptor = open(prepare->arguments.out, O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    if (descriptor < 0) {
+        snprintf(path, sizeof path, "%s/%s.XXXXXX", prepare->arguments.out, "input");
+        descriptor = mkstemp(path);
+        if (descriptor < 0)
+            return bad_input("%s: cannot write: %s", prepare->arguments.out, strerror(errno));
+        unlink(path);
+    }
     *file = fdopen(descriptor, "w+b");
     assert(*file);
     return OK;

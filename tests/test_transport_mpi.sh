@@ -43,6 +43,9 @@ passes 'private memory: passed' 'a rank that cannot make a file'
 start 4 private 1
 passes 'private memory: passed' "a rank that cannot open its peer's file"
 
+start 2 wait 0.2
+passes 'waited 0\.[0-9]* s with [0-9.]* % of a core' 'one waits for the other'
+
 start 2 labels
 label='step 30[01] bucket -*[12] compressor [01]'
 fails "rank [01] sent $label where rank [01] expected $label" 'labels differ'
