@@ -193,6 +193,8 @@ static Status open_log(Trainer *t) {
     char path[OPTION_TEXT + 16];
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
     log_fact(t->log, "sync", "%s", sync_plan(t->sync));
+    if (sync_warning(t->sync)[0])
+        log_warning(t->log, "%s", sync_warning(t->sync));
     if (t->ranks > 1)
         log_fact(t->log, "links", "%s; a comm thread per rank, on the rank's cores", sync_links(t->sync));
     if (t->step > 0)

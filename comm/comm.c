@@ -48,8 +48,8 @@ const Option comm_options[] = {
      .help = "add what a quantisation dropped to the next step's gradient"},
     {"requantise", OPTION_CHOICE, offsetof(CommConfig, requantise), "no", .choices = comm_requantisations,
      .help = "ring: quantise sums at each hop of a ring, a baseline to compare with"},
-    {"warmup_steps", OPTION_INT, offsetof(CommConfig, warmup_steps), "0", 0, 1e12,
-     .help = "steps before compression begins"},
+    {"warmup_steps", OPTION_INT, offsetof(CommConfig, warmup_steps), "-1", -1, 1e12,
+     .help = "steps before compression begins; -1: as many as the learning rate warms up (optim.warmup)"},
     {"split_embedding", OPTION_BOOL, offsetof(CommConfig, split_embedding), "yes",
      .help = "send the head's gradient of the tied embedding first and the lookup's rows last"},
 };

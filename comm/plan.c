@@ -84,17 +84,27 @@ static void describe(Plan *plan, const CommConfig *config, const SyncSetup *setu
                      int64_t least, int64_t most) {
     const double mib = sizeof(float) / 1048576.0;
     const Compressor *compressor = plan_compressor(config);
-    char wire[64] = "f32";
+    char wire[128] = "f32", dense[48] = "";
+    if (config->warmup_steps > 0)
+        snprintf(dense, sizeof dense, " from step %lld on", (long long)config->warmup_steps + 1);
     if (compressor)
-        snprintf(wire, sizeof wire, "%s %s%s", compressor->name,
+        snprintf(wire, sizeof wire, "%s %s%s%s", compressor->name,
                  requantises(config)           ? "at each hop"
                  : config->compress_scope == 0 ? "between nodes"
                                                : "everywhere",
-                 config->error_feedback && !requantises(config) ? " with error feedback" : "");
+                 config->error_feedback && !requantises(config) ? " with error feedback" : "", dense);
     snprintf(plan->text, sizeof plan->text, "%s, %s, %d bucket%s of %.3g to %.3g MiB, %s%s%s", largest->name, wire,
              plan->count, plan->count > 1 ? "s" : "", mib * (double)least, mib * (double)most,
              config->overlap ? "during backward" : "after backward", setup->sharded ? ", ZeRO-1" : "",
              setup->vocab ? ", embedding in two" : "");
+}
+
+/* Measured in docs/results.md: top-k 10 % from the first step on ends 9 to 22 % above f32, after the learning rate's
+ * warm-up 2 %. */
+static void warn(Plan *plan, const CommConfig *config) {
+    if (plan_compressor(config) == &compressor_topk && config->warmup_steps <= 0)
+        snprintf(plan->warning, sizeof plan->warning, "comm.compress = topk from the first step on costs loss: the "
+                 "steep first gradients arrive late; set optim.warmup, and leave comm.warmup_steps = -1");
 }
 
 static void hash_plan(Plan *plan, const Comm *comm, const CommConfig *config, const SyncSetup *setup) {
@@ -123,6 +133,7 @@ static Status choose_all(Plan *plan, const Comm *comm, const CommConfig *config,
         TRY(add_collective(plan, comm, plan->lookup, (int64_t)setup->vocab / 2 * setup->channels, NULL));
     }
     describe(plan, config, setup, choose(comm, config, pipeline, most), least, most);
+    warn(plan, config);
     return OK;
 }
 

@@ -14,7 +14,7 @@ typedef struct Plan {
     const Collective *lookup;       /* of the embedding's rows; NULL without a lookup of its own */
     int64_t scratch_elems;          /* enough for every bucket */
     uint64_t hash;
-    char text[224]; /* for the run header */
+    char text[288], warning[224]; /* for the run header */
 } Plan;
 
 /* codec may be NULL. BAD_INPUT when the configuration asks for what does not go together. */

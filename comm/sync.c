@@ -233,6 +233,7 @@ void sync_destroy(Sync *sync) {
 }
 
 const char *sync_plan(const Sync *sync) { return sync->plan.text; }
+const char *sync_warning(const Sync *sync) { return sync->plan.warning; }
 void sync_resume(Sync *sync, int64_t step) { sync->step = step; }
 
 /* ---- residuals ---- */

@@ -102,8 +102,8 @@ grep -q "has no residuals of error feedback" "$work/int8.log" || fail "nothing s
 echo "- bytes between nodes: 2 S in all, and the wire's share of them"
 bytes() { values $1 bytes_inter | tail -1; }
 train f32 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3
-train int8.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=int8
-train topk.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=topk
+train int8.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=int8 comm.warmup_steps=0
+train topk.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=topk comm.warmup_steps=0
 awk -v f=$(bytes f32) -v i=$(bytes int8.bytes) -v t=$(bytes topk.bytes) 'BEGIN {
     if (!(i / f > 0.25 && i / f < 0.262)) { print "FAIL: int8 sends " i / f " of f32"; exit 1 }
     if (!(t / f < 0.03)) { print "FAIL: topk sends " t / f " of f32"; exit 1 } }' || failures=$((failures + 1))
