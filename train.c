@@ -159,13 +159,12 @@ static Snapshot snapshot_of(Trainer *t) {
 static Status resume(Trainer *t, int64_t newest) {
     const Settings *s = t->settings;
     Snapshot snapshot = snapshot_of(t);
-    bool dropped = false;
+    char note[RESUME_NOTE] = "";
     snapshot.step = newest;
-    TRY(resume_load(&(RunState){t->comm, t->sync, &t->adamw, &snapshot}, s->run.out, newest, &dropped));
+    TRY(resume_load(&(RunState){t->comm, t->sync, &t->adamw, &snapshot, s}, s->run.out, newest, note));
     t->step = snapshot.step, t->position = snapshot.position, t->skipped = snapshot.skipped;
-    if (dropped && t->rank == 0)
-        log_warning(t->log, "%s has no residuals of error feedback for this many ranks: they start at zero",
-                    s->run.out);
+    if (note[0])
+        log_warning(t->log, "%s: since its checkpoint, %s", s->run.out, note);
     return OK;
 }
 
@@ -343,7 +342,7 @@ static Status train_loop(Trainer *t) {
             show_sample(t);
         Snapshot snapshot = snapshot_of(t);
         if (t->device.computes && due(t->step, s->train.save_every, last))
-            TRY(resume_save(&(RunState){t->comm, t->sync, &t->adamw, &snapshot}, s->run.out, s->train.keep));
+            TRY(resume_save(&(RunState){t->comm, t->sync, &t->adamw, &snapshot, s}, s->run.out, s->train.keep));
     }
     return OK;
 }

@@ -27,4 +27,7 @@ Status plan_check(const CommConfig *config, bool sharded);
 /* The compressor's choice in [comm] compress; NULL: none. */
 const Compressor *plan_compressor(const CommConfig *config);
 
+/* Whether anything that travels is compressed: not with one rank, nor between nodes where there is only one. */
+bool plan_compresses(const Comm *comm, const CommConfig *config);
+
 #endif

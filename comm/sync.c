@@ -102,10 +102,10 @@ static Status build_plan(Sync *sync) {
 
 static Status build_codec(Sync *sync) {
     const CommConfig *config = &sync->config;
-    const Compressor *compressor = alone(sync) ? NULL : plan_compressor(config);
+    const Compressor *compressor = plan_compressor(config);
     CompressorOptions options = {.density = config->topk_density, .bf16_values = config->topk_values == 1};
     bool ring = config->requantise != 0;
-    if (!compressor)
+    if (!plan_compresses(sync->comm, config))
         return OK;
     return codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
                         config->error_feedback && !ring);
