@@ -169,12 +169,22 @@ void state_close(State *state) {
     free(state);
 }
 
+/* The number of arrays when there is none of that name. */
+static uint32_t find_entry(const State *state, const char *name) {
+    uint32_t i = 0;
+    while (i < state->head.count && strncmp(state->entries[i].name, name, STATE_NAME) != 0)
+        i++;
+    return i;
+}
+
+bool state_has(const State *state, const char *name) { return find_entry(state, name) < state->head.count; }
+
 Status state_read(State *state, const char *name, void *data, size_t bytes) {
     const char *path = state->input.path;
     uint64_t offset = list_bytes(state), sum;
-    uint32_t i = 0;
-    while (i < state->head.count && strncmp(state->entries[i].name, name, STATE_NAME) != 0)
-        offset += array_bytes(&state->entries[i++]);
+    uint32_t i = find_entry(state, name);
+    for (uint32_t before = 0; before < i; before++)
+        offset += array_bytes(&state->entries[before]);
     if (i == state->head.count)
         return bad_input("%s: expected an array '%s', found none of that name", path, name);
     if (state->entries[i].bytes != bytes)

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,6 +29,8 @@ typedef struct State State;
 /* Reads and checks the list of arrays and the file's size, not yet the arrays. */
 Status state_open(State **state, const char *path);
 void state_close(State *state); /* accepts NULL */
+
+bool state_has(const State *state, const char *name);
 
 /* Fills data u8[bytes] with the array of that name, which must have that size. After an error data is undefined. Any
  * order, any subset. */

@@ -52,7 +52,9 @@ typedef struct Bench {
     Comm *comm;
     Contender contenders[CONTENDERS_MAX];
     int count;
+    bool skipped; /* all-reduces that do not compress were left out of "all" */
     LinkCosts costs;
+    const Compressor *compressor; /* NULL: all that travels is f32 */
     Codec *codec;  /* owned, over one large matrix; NULL: nothing is compressed */
     LinkRing ring; /* of the link that is measured: between nodes, on one node between ranks */
     /* memory, owned */
@@ -78,6 +80,12 @@ static Status add_contender(Bench *bench, const char *name, bool required) {
         Status status = contender.collective->check(&bench->comm->world);
         if (status != OK)
             return required ? status : OK;
+    }
+    if (!is_link && bench->compressor && !contender.collective->compresses) {
+        bench->skipped = true;
+        return required ? bad_input("--compress %s: %s always sends f32; expected reduce_scatter, hierarchical or all",
+                                    bench->compressor->name, name)
+                        : OK;
     }
     for (int i = 0; i < bench->count; i++)
         if (strcmp(bench->contenders[i].name, contender.name) == 0)
@@ -147,7 +155,8 @@ static double half_step(const Compressor *compressor) {
     static const struct {
         const char *name;
         double share;
-    } steps[] = {{"none", 0}, {"bf16", 1.0 / 256}, {"int8", 0.5 / 127}, {"int4", 0.5 / 7}};
+    } steps[] = {{"none", 0}, {"bf16", 1.0 / 256}, {"int8", 0.5 / 127},
+                 {"int8_tensor", 0.5 / 127}, {"int4", 0.5 / 7}};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
         if (strcmp(steps[i].name, compressor->name) == 0)
             return steps[i].share;
@@ -306,13 +315,12 @@ static int64_t scratch_needed(const Bench *bench, const Contender *contender, in
 
 static Status create_codec(Bench *bench) {
     const BenchOptions *options = bench->options;
-    const Compressor *compressor = compressor_find(option_choice(comm_compressors, options->compress));
     Gradient matrix = {.elems = options->maxbytes / (int64_t)sizeof(float), .layer = -1};
     ParamTable table = {.gradients = &matrix, .gradient_count = 1, .elems = matrix.elems};
     CompressorOptions topk = {.density = options->density};
-    return compressor == &compressor_none
-               ? OK
-               : codec_create(&bench->codec, &table, compressor, &topk, options->compress_scope == 1, false);
+    return bench->compressor ? codec_create(&bench->codec, &table, bench->compressor, &topk,
+                                            options->compress_scope == 1, false)
+                             : OK;
 }
 
 static Status take_memory(Bench *bench) {
@@ -353,15 +361,19 @@ static Status cores_text(Comm *comm, char *text, size_t size) {
 /* On stderr when rows are JSON. */
 static Status print_header(const Bench *bench) {
     Comm *comm = bench->comm;
+    FILE *out = bench->options->json ? stderr : stdout;
     char cores[CORES_BYTES] = "", links[256];
     TRY(cores_text(comm, cores, sizeof cores));
     if (comm_rank(comm) != 0)
         return OK;
     calibrate_text(&bench->costs, links, sizeof links);
-    fprintf(bench->options->json ? stderr : stdout,
-            "# %d rank%s on %d node%s, cores %s; transport %s; %s\n# median of %lld iterations; f32, sum\n",
+    fprintf(out, "# %d rank%s on %d node%s, cores %s; transport %s; %s\n# median of %lld iterations; f32, sum\n",
             comm_ranks(comm), comm_ranks(comm) > 1 ? "s" : "", comm_nodes(comm), comm_nodes(comm) > 1 ? "s" : "", cores,
             comm_transport_name(comm), links, (long long)bench->options->iters);
+    if (bench->compressor && !codec_of(bench, &collective_reduce_scatter))
+        fprintf(out, "# one node: nothing is compressed, --compress-scope is between\n");
+    if (bench->skipped)
+        fprintf(out, "# left out, because they always send f32: naive, native, ring, tree\n");
     return OK;
 }
 
@@ -369,6 +381,9 @@ static Status bench_run(Bench *bench) {
     Comm *comm = bench->comm;
     if (comm_ranks(comm) > EXACT_RANKS_MAX)
         return bad_input("at most %d ranks", EXACT_RANKS_MAX);
+    bench->compressor = compressor_find(option_choice(comm_compressors, bench->options->compress));
+    if (bench->compressor == &compressor_none)
+        bench->compressor = NULL;
     bench->ring = link_ring(comm->transport, comm_nodes(comm) > 1 ? BETWEEN : INSIDE);
     TRY(comm_agree(comm, add_list(bench, bench->options->algorithm, true)));
     if (bench->count == 0)

@@ -373,7 +373,8 @@ int main(int argc, char **argv) {
                                "Measures the compressors on one core: speed, ratio, error.",
                                table, sizeof table / sizeof *table, &options, argc, argv, words, WORDS_MAX, &count);
     if (status == OK && count > 0 && !options.config[0])
-        status = bad_input("%s: settings need --config", words[0]);
+        status = strchr(words[0], '=') ? bad_input("command line: %s: needs --config", words[0])
+                                       : bad_input("command line: expected section.key=value, found '%s'", words[0]);
     if (status == OK)
         status = bench_run(&bench, words, count);
     bench_destroy(&bench);

@@ -14,7 +14,7 @@
 enum { LINE_BYTES = 1024 };
 
 const char comm_algorithms[] = "auto|naive|native|ring|tree|reduce_scatter|hierarchical";
-const char comm_compressors[] = "none|bf16|int8|int4|topk";
+const char comm_compressors[] = "none|bf16|int8|int4|topk|int8_tensor";
 const char comm_requantisations[] = "no|ring";
 
 const Option comm_options[] = {
@@ -37,7 +37,7 @@ const Option comm_options[] = {
     {"timeout_s", OPTION_INT, offsetof(CommConfig, timeout_s), "300", 1, 1e6,
      .help = "a rank that waits longer for another one gives up"},
     {"compress", OPTION_CHOICE, offsetof(CommConfig, compress), "none", .choices = comm_compressors,
-     .help = "what gradients travel as, instead of f32"},
+     .help = "what gradients travel as, instead of f32; int8_tensor: one scale per tensor, a baseline to compare with"},
     {"compress_scope", OPTION_CHOICE, offsetof(CommConfig, compress_scope), "between", .choices = "between|all",
      .help = "between nodes only, or on every hop"},
     {"topk_density", OPTION_FLOAT, offsetof(CommConfig, topk_density), "0.01", 1e-4, 0.5,
@@ -48,8 +48,8 @@ const Option comm_options[] = {
      .help = "add what a quantisation dropped to the next step's gradient"},
     {"requantise", OPTION_CHOICE, offsetof(CommConfig, requantise), "no", .choices = comm_requantisations,
      .help = "ring: quantise sums at each hop of a ring, a baseline to compare with"},
-    {"warmup_steps", OPTION_INT, offsetof(CommConfig, warmup_steps), "0", 0, 1e12,
-     .help = "steps before compression begins"},
+    {"warmup_steps", OPTION_INT, offsetof(CommConfig, warmup_steps), "-1", -1, 1e12,
+     .help = "steps before compression begins; -1: as many as the learning rate warms up (optim.warmup)"},
     {"split_embedding", OPTION_BOOL, offsetof(CommConfig, split_embedding), "yes",
      .help = "send the head's gradient of the tied embedding first and the lookup's rows last"},
 };

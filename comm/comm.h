@@ -36,7 +36,8 @@ typedef struct CommConfig {
     int topk_values;        /* f32|bf16 */
     bool error_feedback;    /* what a quantisation drops is added to the next step's */
     int requantise;         /* no|ring: the baseline that quantises at each hop of a ring, to show why not */
-    int64_t warmup_steps;   /* dense ones, before compression begins */
+    int64_t warmup_steps;   /* dense ones, before compression begins; -1: as many as the learning rate's warm-up, which
+                             * the program puts in: for comm itself it means none */
     bool split_embedding;   /* the tied embedding has two gradients: the head's leaves first, the lookup's is small */
 } CommConfig;
 
@@ -167,6 +168,7 @@ Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const Sync
 void sync_destroy(Sync *sync); /* not collective; accepts NULL */
 
 const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, wire, buckets, overlap */
+const char *sync_warning(const Sync *sync); /* one line on what the plan is likely to cost; empty: nothing to say */
 
 /* Another plan between two steps: bucket size, algorithm. Residuals stay with their places. Not with shards. */
 Status sync_replan(Sync *sync, const CommConfig *config);

@@ -14,7 +14,7 @@ typedef struct Plan {
     const Collective *lookup;       /* of the embedding's rows; NULL without a lookup of its own */
     int64_t scratch_elems;          /* enough for every bucket */
     uint64_t hash;
-    char text[224]; /* for the run header */
+    char text[288], warning[224]; /* for the run header */
 } Plan;
 
 /* codec may be NULL. BAD_INPUT when the configuration asks for what does not go together. */
@@ -26,5 +26,8 @@ Status plan_check(const CommConfig *config, bool sharded);
 
 /* The compressor's choice in [comm] compress; NULL: none. */
 const Compressor *plan_compressor(const CommConfig *config);
+
+/* Whether anything that travels is compressed: not with one rank, nor between nodes where there is only one. */
+bool plan_compresses(const Comm *comm, const CommConfig *config);
 
 #endif

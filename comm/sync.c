@@ -102,10 +102,10 @@ static Status build_plan(Sync *sync) {
 
 static Status build_codec(Sync *sync) {
     const CommConfig *config = &sync->config;
-    const Compressor *compressor = alone(sync) ? NULL : plan_compressor(config);
+    const Compressor *compressor = plan_compressor(config);
     CompressorOptions options = {.density = config->topk_density, .bf16_values = config->topk_values == 1};
     bool ring = config->requantise != 0;
-    if (!compressor)
+    if (!plan_compresses(sync->comm, config))
         return OK;
     return codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
                         config->error_feedback && !ring);
@@ -234,6 +234,7 @@ void sync_destroy(Sync *sync) {
 }
 
 const char *sync_plan(const Sync *sync) { return sync->plan.text; }
+const char *sync_warning(const Sync *sync) { return sync->plan.warning; }
 void sync_resume(Sync *sync, int64_t step) { sync->step = step; }
 
 /* ---- residuals ---- */

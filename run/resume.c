@@ -3,7 +3,9 @@
 #include "base/memory.h"
 #include "run/shard.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* An array as long as the model on rank 0; NULL elsewhere. */
 static Status whole_array(const RunState *run, float **array) {
@@ -11,6 +13,84 @@ static Status whole_array(const RunState *run, float **array) {
     size_t bytes = (size_t)run->snapshot->table->elems * sizeof(float);
     *array = root ? memory_alloc(&host_memory, bytes) : NULL;
     return comm_agree(run->comm, *array || !root ? OK : fault("no memory to gather a checkpoint"));
+}
+
+/* ---- how gradients travel ---- */
+
+typedef char SyncText[sizeof((Snapshot *)0)->sync];
+
+static void add_word(char *text, const char *key, const char *value) {
+    size_t used = strlen(text);
+    snprintf(text + used, sizeof(SyncText) - used, "%s=%s ", key, value);
+}
+
+static void add_setting(void *text, const char *section, const char *key, const char *value) {
+    static const char *const wanted[] = {"comm.compress", "comm.compress_scope", "comm.error_feedback", "optim.zero"};
+    char name[96];
+    snprintf(name, sizeof name, "%s.%s", section, key);
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        if (strcmp(name, wanted[i]) == 0)
+            add_word(text, name, value);
+}
+
+/* All that decides where values are quantised, and by what. */
+static void describe_sync(const RunState *run, char *text) {
+    char word[64];
+    const char *plan = sync_plan(run->sync);
+    text[0] = 0;
+    config_visit(run->settings->config, add_setting, text);
+    snprintf(word, sizeof word, "%.*s", (int)strcspn(plan, ",:"), plan);
+    add_word(text, "algorithm", word);
+    snprintf(word, sizeof word, "%d", comm_ranks(run->comm));
+    add_word(text, "ranks", word);
+    snprintf(word, sizeof word, "%d", comm_nodes(run->comm));
+    add_word(text, "nodes", word);
+}
+
+/* Of "KEY=VALUE KEY=VALUE ...", "" when there is no such key. */
+static void value_of(const char *text, const char *key, size_t key_length, char *value, size_t size) {
+    value[0] = 0;
+    for (; *text; text += strcspn(text, " ") + 1)
+        if (strncmp(text, key, key_length) == 0 && text[key_length] == '=')
+            snprintf(value, size, "%.*s", (int)(strcspn(text, " ") - key_length - 1), text + key_length + 1);
+}
+
+/* "KEY was A, is B; " for each that differs. Returns whether any but the compressor does. */
+static bool list_changes(const char *before, const char *now, char *note) {
+    static const char compressor[] = "comm.compress=";
+    bool others = false;
+    note[0] = 0;
+    for (const char *at = now; *at; at += strcspn(at, " ") + 1) {
+        size_t key_length = strcspn(at, "="), used = strlen(note);
+        char was[64], is[64];
+        value_of(before, at, key_length, was, sizeof was);
+        value_of(now, at, key_length, is, sizeof is);
+        if (strcmp(was, is) == 0)
+            continue;
+        snprintf(note + used, RESUME_NOTE - used, "%.*s was %s, is %s; ", (int)key_length, at, was[0] ? was : "not saved",
+                 is);
+        others |= strncmp(at, compressor, sizeof compressor - 1) != 0;
+    }
+    return others;
+}
+
+/* Whether the checkpoint's residuals fit. */
+static bool compare_sync(const RunState *run, char *note) {
+    SyncText now;
+    bool saved = run->snapshot->residuals > 0, wanted = sync_residuals(run->sync) > 0;
+    describe_sync(run, now);
+    bool fit = !list_changes(run->snapshot->sync, now, note) && saved && wanted;
+    if (!note[0])
+        return fit;
+    if (!saved && !wanted)
+        note[0] = 0;
+    else
+        strncat(note, fit     ? "the residuals of error feedback are kept"
+                      : saved ? wanted ? "the residuals of error feedback do not fit, and start at zero"
+                                       : "the residuals of error feedback are dropped"
+                              : "residuals of error feedback start at zero",
+                RESUME_NOTE - 1 - strlen(note));
+    return fit;
 }
 
 /* ---- save ---- */
@@ -34,6 +114,8 @@ static Status save_state(const RunState *run, const char *folder, int64_t keep, 
     TRY(shard_collect(run->comm, run->sync, run->adamw->v, elems, v));
     run->snapshot->m = m;
     run->snapshot->v = v;
+    run->snapshot->residuals = sync_residuals(run->sync);
+    describe_sync(run, run->snapshot->sync);
     return comm_agree(run->comm, m ? snapshot_save(run->snapshot, folder, keep) : OK);
 }
 
@@ -51,19 +133,21 @@ Status resume_save(const RunState *run, const char *folder, int64_t keep) {
 
 /* ---- load ---- */
 
-static Status load_residuals(const RunState *run, const char *folder, float *array, bool *dropped) {
-    *dropped = false;
-    for (int i = 0; i < sync_residuals(run->sync); i++) {
+static Status load_residual(const RunState *run, const char *folder, const char *name, float *array) {
+    bool found;
+    TRY(snapshot_load_array(run->snapshot, folder, name, array, &found));
+    return found ? OK : bad_input("%s: expected %s_%08lld.bin, which belongs to the checkpoint, found no such file",
+                                  folder, name, (long long)run->snapshot->step);
+}
+
+static Status load_residuals(const RunState *run, const char *folder, float *array, char *note) {
+    bool fit = array && compare_sync(run, note);
+    TRY(comm_broadcast(run->comm, &fit, sizeof fit, 0));
+    for (int i = 0; fit && i < sync_residuals(run->sync); i++) {
         char name[32];
-        bool found = false;
-        Status status = OK;
-        if (array)
-            status = snapshot_load_array(run->snapshot, folder, sync_residual_name(run->sync, i, name), array, &found);
-        TRY(comm_agree(run->comm, status));
-        TRY(comm_broadcast(run->comm, &found, sizeof found, 0));
-        *dropped |= !found;
-        if (found)
-            TRY(sync_residual_restore(run->sync, i, array));
+        sync_residual_name(run->sync, i, name);
+        TRY(comm_agree(run->comm, array ? load_residual(run, folder, name, array) : OK));
+        TRY(sync_residual_restore(run->sync, i, array));
     }
     return OK;
 }
@@ -82,7 +166,7 @@ static Status share(const RunState *run, const float *m, const float *v) {
     return OK;
 }
 
-Status resume_load(const RunState *run, const char *folder, int64_t step, bool *dropped) {
+Status resume_load(const RunState *run, const char *folder, int64_t step, char note[RESUME_NOTE]) {
     float *m = NULL, *v = NULL;
     Status status = whole_array(run, &m);
     if (status == OK)
@@ -94,7 +178,7 @@ Status resume_load(const RunState *run, const char *folder, int64_t step, bool *
     if (status == OK)
         status = share(run, m, v);
     if (status == OK)
-        status = load_residuals(run, folder, m, dropped);
+        status = load_residuals(run, folder, m, note);
     memory_free(&host_memory, m);
     memory_free(&host_memory, v);
     return status;

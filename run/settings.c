@@ -105,6 +105,8 @@ Status settings_read(Settings *settings, int argc, char **argv) {
     TRY(read_arguments(settings, argc, argv));
     if (settings->help)
         return OK;
+    if (settings->comm.warmup_steps < 0)
+        settings->comm.warmup_steps = settings->optim.warmup;
     if (!settings->data.train[0])
         return config_error(settings->config, "data.train", "expected a pattern of training shards");
     if (settings->train.val_every > 0 && !settings->data.val[0])

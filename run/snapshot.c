@@ -15,7 +15,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 320, COUNTERS = 6 };
+enum { PATH_BYTES = 320, COUNTERS = 8 };
 
 static void file_name(char *path, const char *folder, const char *kind, int64_t step) {
     snprintf(path, PATH_BYTES, "%s/%s_%08lld.bin", folder, kind, (long long)step);
@@ -139,6 +139,8 @@ static Status save_state(const Snapshot *snapshot, const char *path) {
         {"seq_len", &snapshot->seq_len, sizeof snapshot->seq_len},
         {"params.checksum", &checksum, sizeof checksum},
         {"adamw.step", &snapshot->adamw_step, sizeof snapshot->adamw_step},
+        {"residuals", &snapshot->residuals, sizeof snapshot->residuals},
+        {"sync", snapshot->sync, sizeof snapshot->sync},
     };
     int tensors = table->param_count, count = COUNTERS + 2 * tensors;
     StateItem *items = calloc((size_t)count, sizeof *items);
@@ -229,12 +231,25 @@ static Status check_state(const Snapshot *snapshot, State *state, const char *pa
     return OK;
 }
 
+/* Older files do not say. */
+static Status read_sync(Snapshot *snapshot, State *state) {
+    snapshot->residuals = 0;
+    snapshot->sync[0] = 0;
+    if (!state_has(state, "sync"))
+        return OK;
+    TRY(state_read(state, "residuals", &snapshot->residuals, sizeof snapshot->residuals));
+    TRY(state_read(state, "sync", snapshot->sync, sizeof snapshot->sync));
+    snapshot->sync[sizeof snapshot->sync - 1] = 0;
+    return OK;
+}
+
 static Status read_state(Snapshot *snapshot, State *state, const char *path) {
     TRY(check_state(snapshot, state, path));
     TRY(state_read(state, "step", &snapshot->step, sizeof snapshot->step));
     TRY(state_read(state, "position", &snapshot->position, sizeof snapshot->position));
     TRY(state_read(state, "skipped", &snapshot->skipped, sizeof snapshot->skipped));
     TRY(state_read(state, "adamw.step", &snapshot->adamw_step, sizeof snapshot->adamw_step));
+    TRY(read_sync(snapshot, state));
     TRY(read_array(snapshot->table, state, "adamw.m", snapshot->m));
     return read_array(snapshot->table, state, "adamw.v", snapshot->v);
 }

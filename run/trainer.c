@@ -140,20 +140,19 @@ static Snapshot snapshot_of(Trainer *t) {
 static Status resume(Trainer *t, int64_t newest) {
     const Settings *s = t->settings;
     Snapshot snapshot = snapshot_of(t);
-    bool dropped = false;
+    char note[RESUME_NOTE] = "";
     snapshot.step = newest;
     AdamW moments;
     Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
     if (status == OK)
-        status = resume_load(&(RunState){t->comm, t->sync, &moments, &snapshot}, s->run.out, newest, &dropped);
+        status = resume_load(&(RunState){t->comm, t->sync, &moments, &snapshot, s}, s->run.out, newest, note);
     if (status == OK)
         status = stage_moments_in(&t->stage, &t->adamw, &moments);
     stage_moments_free(&t->stage, &moments);
     TRY(status);
     t->step = snapshot.step, t->position = snapshot.position, t->skipped = snapshot.skipped;
-    if (dropped && t->rank == 0)
-        log_warning(t->log, "%s has no residuals of error feedback for this many ranks: they start at zero",
-                    s->run.out);
+    if (note[0])
+        log_warning(t->log, "%s: since its checkpoint, %s", s->run.out, note);
     return OK;
 }
 
@@ -184,6 +183,8 @@ static Status open_log(Trainer *t) {
     char path[OPTION_TEXT + 16];
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
     log_fact(t->log, "sync", "%s", sync_plan(t->sync));
+    if (sync_warning(t->sync)[0])
+        log_warning(t->log, "%s", sync_warning(t->sync));
     if (t->ranks > 1)
         log_fact(t->log, "links", "%s; a comm thread per rank, on the rank's cores", sync_links(t->sync));
     if (t->step > 0)
@@ -216,7 +217,7 @@ Status trainer_save(Trainer *t) {
     AdamW moments;
     Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
     if (status == OK)
-        status = resume_save(&(RunState){t->comm, t->sync, &moments, &snapshot}, s->run.out, s->train.keep);
+        status = resume_save(&(RunState){t->comm, t->sync, &moments, &snapshot, s}, s->run.out, s->train.keep);
     stage_moments_free(&t->stage, &moments);
     return status;
 }

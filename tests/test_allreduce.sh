@@ -62,16 +62,18 @@ start "$program" --loop-ranks 4 --ranks-per-node 2 -b 8 -e 8 -n 2 --algorithm hi
 expect_json 1 4 2
 [ "$(algorithms)" = leader ] || fail "--leader"
 
-# compressed between two nodes: within the format's bound; sizes that cut blocks; what cannot compress is exact
-for compress in bf16 int8 int4 topk; do
+# compressed between two nodes: within the format's bound; sizes that cut blocks
+for compress in bf16 int8 int4 topk int8_tensor; do
     start "$program" --loop-ranks 5 --ranks-per-node 3 -b 4 -e 40012 -f 100 -n 2 -w 1 --json --compress $compress \
-        --algorithm hierarchical,leader,reduce_scatter,ring
-    [ "$code" = 0 ] && [ "$(grep -c '"wrong": 0,' "$folder/output")" = 12 ] || fail "$compress: exit code $code"
+        --algorithm all
+    [ "$code" = 0 ] && [ "$(grep -c '"wrong": 0,' "$folder/output")" = 9 ] || fail "$compress: exit code $code"
     [ "$(grep -c "\"compress\": \"$compress\"" "$folder/output")" = 9 ] || fail "$compress: rows that compress"
-    [ "$(grep -c '"ring", "compress": "none"' "$folder/output")" = 3 ] || fail "$compress: rows that do not"
+    grep -qx '# left out, because they always send f32: naive, native, ring, tree' "$folder/errors" ||
+        fail "$compress: nothing says what is left out"
 done
 start "$program" --loop-ranks 2 -b 8K -e 8K -n 2 --json --compress int8 --algorithm hierarchical
-grep -q '"compress": "none"' "$folder/output" || fail 'one node: nothing travels between nodes'
+grep -q '"compress": "none"' "$folder/output" && grep -q '^# one node: nothing is compressed' "$folder/errors" ||
+    fail 'one node: nothing travels between nodes'
 start "$program" --loop-ranks 2 -b 8K -e 8K -n 2 --compress int8 --compress-scope all --algorithm reduce_scatter
 grep -qE ' int8 +3\.94 ' "$folder/output" || fail '--compress-scope all'
 start "$program" --loop-ranks 2 -b 64K -e 64K -n 2 --compress topk --density 0.1 --compress-scope all \
@@ -91,6 +93,16 @@ refuse 'needs two ranks' --algorithm link
 refuse 'expected at most --maxbytes' -b 1M -e 1K
 refuse "found '-z'" -z 3
 refuse 'compress: expected' --compress int9
+refuse '--compress int8: ring always sends f32' --loop-ranks 2 --compress int8 --algorithm hierarchical,ring
+
+# build/compressors: a row for each compressor and kind of data; what it does not know
+start "${BUILD:-build}/compressors" --mib 1 --iters 1 --json
+[ "$code" = 0 ] && [ "$(grep -c '"nmse": ' "$folder/output")" = 14 ] || fail "compressors: exit code $code"
+for words in "-z|command line: expected section.key=value, found '-z'" "--zzz|unknown option '--zzz'; --help lists" \
+    "model.layers=2|command line: model.layers=2: needs --config"; do
+    start "${BUILD:-build}/compressors" "${words%%|*}"
+    [ "$code" = 2 ] && grep -qF "compressors: ${words#*|}" "$folder/errors" || fail "compressors $words"
+done
 
 if [ "${MPI:-1}" = 0 ]; then
     echo "mpirun: skipped: built without MPI"

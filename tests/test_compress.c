@@ -58,8 +58,7 @@ static int naive_code(float p, float scale) {
     return (int)nearbyintf(ratio);
 }
 
-static size_t naive_scaled(const float *p, int n, bool half, uint8_t *wire, float *decoded) {
-    float scale = naive_scale(p, n, half ? 7 : 127);
+static size_t naive_coded(const float *p, int n, float scale, bool half, uint8_t *wire, float *decoded) {
     uint32_t bits = isnan(scale) ? 0x7fc00000 : as_bits(scale);
     memcpy(wire, &bits, 4);
     uint8_t *codes = wire + 4;
@@ -76,9 +75,21 @@ static size_t naive_scaled(const float *p, int n, bool half, uint8_t *wire, floa
     return 4 + (size_t)(half ? (n + 1) / 2 : n);
 }
 
+static size_t naive_scaled(const float *p, int n, bool half, uint8_t *wire, float *decoded) {
+    return naive_coded(p, n, naive_scale(p, n, half ? 7 : 127), half, wire, decoded);
+}
+
 static size_t naive_int8(const CompressorOptions *options, const float *p, int n, uint8_t *wire, float *decoded) {
     (void)options;
     return naive_scaled(p, n, false, wire, decoded);
+}
+
+static float slice_scale; /* of all that check_slice looks at */
+
+static size_t naive_int8_tensor(const CompressorOptions *options, const float *p, int n, uint8_t *wire,
+                                float *decoded) {
+    (void)options;
+    return naive_coded(p, n, slice_scale, false, wire, decoded);
 }
 
 static size_t naive_int4(const CompressorOptions *options, const float *p, int n, uint8_t *wire, float *decoded) {
@@ -166,10 +177,14 @@ static const Case cases[] = {
     {"topk 10 % bf16", &compressor_topk, {0.1, true}, naive_topk, 0, 0x1p-8,
      16384.0 / (615 + 2 * 410)},
     {"topk 50 %", &compressor_topk, {0.5, false}, naive_topk, 0, 0, 16384.0 / (3072 + 4 * 2048)},
+    {"int8_tensor", &compressor_int8_tensor, {0, false}, naive_int8_tensor, 0.5 / 127 + 0x3p-24, 0, 1024.0 / 260},
 };
 enum { CASES = sizeof cases / sizeof *cases };
 
 #define FOR_EACH_CASE(c) for (const Case *c = cases; c < cases + CASES; c++)
+
+/* Where the bits of a block do not depend on the block alone. */
+#define FOR_EACH_BLOCK_CASE(c) FOR_EACH_CASE(c) if (!c->compressor->by_message)
 
 static bool is_topk(const Case *c) { return c->compressor == &compressor_topk; }
 
@@ -266,13 +281,27 @@ static int part_elems(const Case *c, int64_t offset, int64_t elems) {
 /* p - C(p), once rounded: a double holds both terms, and their difference but for its last bits. */
 static float naive_left(const Case *c, float p, float decoded, const uint8_t *part, int i) {
     double exact = decoded;
-    if (c->compressor == &compressor_int8 || c->compressor == &compressor_int4) {
+    if (c->step > 0) {
         float scale;
         memcpy(&scale, part, 4);
-        int code = c->compressor == &compressor_int8 ? (int8_t)part[4 + i] : (part[4 + i / 2] >> (i % 2 * 4) & 15) - 8;
+        int code = c->compressor != &compressor_int4 ? (int8_t)part[4 + i] : (part[4 + i / 2] >> (i % 2 * 4) & 15) - 8;
         exact = (double)scale * code;
     }
     return (float)((double)p - exact);
+}
+
+static float naive_p(const Encoded *e, int64_t i, float scale) {
+    volatile float scaled = scale * e->values[i];
+    return scaled + e->residual[i];
+}
+
+static float naive_slice_scale(const Encoded *e, int64_t elems, float scale) {
+    float *p = take((size_t)elems * sizeof *p + 1);
+    for (int64_t i = 0; i < elems; i++)
+        p[i] = naive_p(e, i, scale);
+    float result = naive_scale(p, (int)elems, 127);
+    free(p);
+    return result;
 }
 
 /* wire, sizes, decoded values, residuals and sums of [offset, offset + elems) against the naive encoder. */
@@ -290,14 +319,14 @@ static void check_slice(const Case *c, Encoded *e, int64_t offset, int64_t elems
     assert_true(e->new_residual[elems] == 12345 && e->decoded[elems] == 12345);
 
     size_t at = 0;
+    slice_scale = naive_slice_scale(e, elems, scale);
     for (int64_t i = 0; i < elems;) {
         float p[4096], decoded[4096], left[4096], sum[4096];
         uint8_t naive[4 * 4096 + 4];
         int n = part_elems(c, offset + i, elems - i);
-        bool finite = true;
+        bool finite = !(c->compressor->by_message && isnan(slice_scale));
         for (int j = 0; j < n; j++) {
-            volatile float scaled = scale * e->values[i + j];
-            p[j] = scaled + e->residual[i + j];
+            p[j] = naive_p(e, i + j, scale);
             finite &= isfinite(p[j]) != 0;
         }
         size_t bytes = c->naive(&c->options, p, n, naive, decoded);
@@ -409,11 +438,13 @@ static void test_round_trip_bound(void **state) {
             fills[f](e.values, ELEMS, 7);
             c->compressor->encode(&c->options, 0, ELEMS, e.values, 1, NULL, NULL, e.wire);
             c->compressor->decode(&c->options, 0, ELEMS, e.wire, e.decoded);
+            int64_t block = c->compressor->by_message ? ELEMS : c->compressor->block_elems;
+            double max = 0;
             for (int64_t i = 0; i < ELEMS; i++) {
-                int64_t block = i / c->compressor->block_elems * c->compressor->block_elems;
-                double max = 0, p = e.values[i];
-                for (int j = 0; c->step > 0 && j < c->compressor->block_elems; j++)
-                    max = fmax(max, fabs((double)e.values[block + j]));
+                double p = e.values[i];
+                max = i % block == 0 ? 0 : max;
+                for (int64_t j = i; i % block == 0 && j < i + block; j++)
+                    max = fmax(max, fabs((double)e.values[j]));
                 if (!(is_topk(c) && e.decoded[i] == 0))
                     assert_close(e.decoded[i], p, bound(c, max, p));
             }
@@ -476,7 +507,7 @@ static void test_adjacent_slices(void **state) {
     Encoded e = take_encoded(ELEMS);
     uint8_t *whole = take(WIRE_MAX);
     fill_gaussian(e.values, ELEMS, 3);
-    FOR_EACH_CASE(c) {
+    FOR_EACH_BLOCK_CASE(c) {
         int block = c->compressor->block_elems;
         c->compressor->encode(&c->options, OFFSET, ELEMS, e.values, 1, NULL, NULL, whole);
         for (int64_t cut = (OFFSET / block + 1) * block - OFFSET; cut < ELEMS; cut += block * (1 + 4000 / block)) {
@@ -598,7 +629,7 @@ static void test_inf_and_nan(void **state) {
     enum { ELEMS = 3 * 4096 };
     const float bad[] = {NAN, -NAN, INFINITY, -INFINITY, FLT_MAX};
     Encoded e = take_encoded(ELEMS);
-    FOR_EACH_CASE(c)
+    FOR_EACH_BLOCK_CASE(c)
         for (int at = 4096; at < 2 * 4096; at += at < 4096 + 260 ? 1 : 257) {
             float value = bad[at % 5];
             fill_gaussian(e.values, ELEMS, 6);
@@ -615,6 +646,66 @@ static void test_inf_and_nan(void **state) {
             int expected = is_topk(c) ? (int)ceil(c->options.density * block) : block;
             assert_int_equal(nans, expected);
         }
+    give_encoded(&e);
+}
+
+/* ---- int8 with one scale per message ---- */
+
+/* Of encode and decode of e->values, and of every block's largest square, the mean. */
+static double nmse_of(const Compressor *compressor, Encoded *e, int64_t elems, double *mean_square_max) {
+    double noise = 0, signal = 0, squares = 0;
+    compressor->encode(&cases[2].options, 0, elems, e->values, 1, NULL, NULL, e->wire);
+    compressor->decode(&cases[2].options, 0, elems, e->wire, e->decoded);
+    for (int64_t i = 0; i < elems; i++) {
+        double lost = (double)e->values[i] - (double)e->decoded[i];
+        noise += lost * lost;
+        signal += (double)e->values[i] * (double)e->values[i];
+    }
+    for (int64_t i = 0; i < elems; i += 256) {
+        float scale;
+        memcpy(&scale, e->wire + i / 256 * 260, sizeof scale);
+        squares += pow(127.0 * (double)scale, 2) * 256 / (double)elems;
+    }
+    *mean_square_max = squares;
+    return noise / signal;
+}
+
+/* What a scale loses of a value is s^2 / 12 as long as the values spread over a few steps. So with one scale instead of
+ * one per block, noise grows from the mean of the blocks' squared maxima to the square of the largest one: on heavy
+ * tails to far more, on Gaussian values by a little. */
+static void test_one_scale_per_message(void **state) {
+    (void)state;
+    enum { ELEMS = 1 << 20 };
+    Encoded e = take_encoded(ELEMS);
+    for (int f = 0; f < 2; f++) {
+        double of_blocks, of_all;
+        fills[f](e.values, ELEMS, 11);
+        double blocks = nmse_of(&compressor_int8, &e, ELEMS, &of_blocks);
+        double all = nmse_of(&compressor_int8_tensor, &e, ELEMS, &of_all);
+        print_message("%s, %d values: NMSE %.2e with a scale per block, %.2e with one scale\n",
+                      f ? "Student t3" : "Gaussian", ELEMS, blocks, all);
+        assert_close(all / blocks, of_all / of_blocks, 0.1 * of_all / of_blocks);
+        assert_true(f ? all > 30 * blocks : all < 4 * blocks);
+    }
+    give_encoded(&e);
+}
+
+/* Inf and NaN anywhere are seen in every value of the message; zeros are zeros. */
+static void test_one_scale_of_unusual_values(void **state) {
+    (void)state;
+    enum { ELEMS = 3 * 4096 };
+    const Case *c = &cases[CASES - 1];
+    Encoded e = take_encoded(ELEMS);
+    check_slice(c, &e, 5, ELEMS, 1);
+    for (int i = 0; i < ELEMS; i++)
+        assert_true(e.decoded[i] == 0 && e.new_residual[i] == 0);
+    for (int at = 0; at < ELEMS; at += 1 + at / 3) {
+        fill_gaussian(e.values, ELEMS, 6);
+        e.values[at] = at % 2 ? NAN : -INFINITY;
+        check_slice(c, &e, 5, ELEMS, 1);
+        for (int i = 0; i < ELEMS; i++)
+            assert_true(isnan(e.decoded[i]));
+    }
     give_encoded(&e);
 }
 
@@ -723,7 +814,7 @@ static void test_codec_wire_bytes(void **state) {
 static void test_codec_slices(void **state) {
     (void)state;
     static const int64_t cuts[2][2] = {{700, 4096}, {2048, 333}};
-    FOR_EACH_CASE(c) {
+    FOR_EACH_BLOCK_CASE(c) {
         Codec *codec = make_codec(c, true);
         int64_t elems = codec->elems;
         Encoded e = take_encoded(elems), alone = take_encoded(elems);
@@ -834,6 +925,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_tiny_and_huge),
     cmocka_unit_test(test_small_gradients_keep_their_size),
     cmocka_unit_test(test_inf_and_nan),
+    cmocka_unit_test(test_one_scale_per_message),
+    cmocka_unit_test(test_one_scale_of_unusual_values),
     cmocka_unit_test(test_telescope),
     cmocka_unit_test(test_codec_pieces),
     cmocka_unit_test(test_codec_wire_bytes),

@@ -44,8 +44,13 @@ typedef struct Quantiser {
 } Quantiser;
 
 static void quantise(const Quantiser *quantiser, const float *values, float scale, int64_t elems, float *out) {
-    codec_encode(quantiser->codec, quantiser->hop, PADDING, elems, values, scale, quantiser->wire);
-    codec_decode(quantiser->codec, PADDING, elems, quantiser->wire, out);
+    int messages = quantiser->codec->compressor->by_message ? 2 : 1;
+    for (int i = 0; i < messages; i++) {
+        int64_t start = chunk_start(PADDING, elems, messages, i), stop = chunk_start(PADDING, elems, messages, i + 1);
+        codec_encode(quantiser->codec, quantiser->hop, PADDING + start, stop - start, values + start, scale,
+                     quantiser->wire);
+        codec_decode(quantiser->codec, PADDING + start, stop - start, quantiser->wire, out + start);
+    }
 }
 
 /* The codecs of an imagined run in which nothing is cut: one per rank, one per node, one for the result. */
@@ -247,6 +252,19 @@ static void test_large(void **state) {
             check_run(place_named("3 and 2"), &(Run){compressing[a], &coders[c], c % 2, a % 2, 600011, NULL, NULL});
 }
 
-static const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_shape), cmocka_unit_test(test_large)};
+/* int8_tensor: each message has one scale per tensor. Two ranks in one segment, so the messages are the two chunks. */
+static void test_one_scale_per_message(void **state) {
+    (void)state;
+    static const struct Coder tensor = {"int8_tensor", 0, false};
+    for (int a = 0; a < 3; a++) {
+        Run run = {compressing[a], &tensor, true, a % 2, 20011, NULL, NULL};
+        check_run(place_named("2 nodes of 1"), &run);
+        run.every_hop = false;
+        check_run(place_named("2 nodes of 1"), &run);
+    }
+}
+
+static const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_shape), cmocka_unit_test(test_large),
+                                          cmocka_unit_test(test_one_scale_per_message)};
 
 CHECK_MAIN(tests)

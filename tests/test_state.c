@@ -76,6 +76,7 @@ static void state_comes_back_in_any_order(void **test_state) {
     save(f);
     State *state;
     assert_ok(state_open(&state, f->path));
+    assert_true(state_has(state, "text") && state_has(state, "none") && !state_has(state, "tex"));
     assert_ok(state_read(state, "text", found.text, sizeof found.text));
     assert_ok(state_read(state, "m", found.moments, sizeof found.moments));
     assert_ok(state_read(state, "none", NULL, 0));

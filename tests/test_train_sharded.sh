@@ -93,20 +93,55 @@ for compress in "bf16" "int8" "int4" "topk comm.topk_density=0.1" "int8 comm.com
     rm "$work/$name.resumed"/*_00000012.bin
     train $name.resumed 4 loop "$@" run.resume=yes
     same_model $name.resumed $name
-    grep -q "start at zero" "$work/$name.resumed.log" && fail "$name: residuals were lost"
+    grep -q "since its checkpoint" "$work/$name.resumed.log" && fail "$name: something has changed"
 done
-rm "$work/int8"/*_00000012.bin
-train int8 6 loop comm.compress=int8 comm.ranks_per_node=3 run.resume=yes
-grep -q "has no residuals of error feedback" "$work/int8.log" || fail "nothing says that residuals were dropped"
+
+echo "- resumed in another way: what changed, and what becomes of residuals"
+# resumed NAME RANKS TEXT ARGS...: from int8's checkpoint of step 6
+resumed() {
+    local name=resumed.$1 ranks=$2 text=$3
+    shift 3
+    cp -r "$work/int8" "$work/$name"
+    rm "$work/$name"/*_00000012.bin
+    train "$name" "$ranks" loop comm.ranks_per_node=2 comm.compress=int8 train.steps=7 run.resume=yes "$@"
+    grep -q "^warning: .*: since its checkpoint, $text" "$work/$name.log" ||
+        { fail "$name: expected '$text'"; grep warning "$work/$name.log"; }
+}
+misfit="the residuals of error feedback do not fit, and start at zero$"
+resumed int4 4 "comm.compress was int8, is int4; the residuals of error feedback are kept$" comm.compress=int4
+resumed scope 4 "comm.compress_scope was between, is all; $misfit" comm.compress_scope=all
+resumed zero 4 "optim.zero was 0, is 1; $misfit" optim.zero=1
+resumed flat 4 "algorithm was hierarchical, is reduce_scatter; $misfit" comm.algorithm=reduce_scatter
+resumed ranks 6 "ranks was 4, is 6; $misfit" comm.ranks_per_node=3
+resumed nodes 4 "algorithm was hierarchical, is reduce_scatter; nodes was 2, is 4; $misfit" comm.ranks_per_node=1
+resumed noef 4 "comm.error_feedback was yes, is no; the residuals of error feedback are dropped$" comm.error_feedback=no
+resumed f32 4 "comm.compress was int8, is none; the residuals of error feedback are dropped$" comm.compress=none
+resumed one 1 ".*ranks was 4, is 1; nodes was 2, is 1; the residuals of error feedback are dropped$"
+train begun 4 loop comm.ranks_per_node=2 train.steps=6 train.save_every=6
+train begun 4 loop comm.ranks_per_node=2 train.steps=7 run.resume=yes comm.compress=int8
+grep -q "comm.compress was none, is int8; residuals of error feedback start at zero$" "$work/begun.log" || fail "begun"
+rm "$work/int8"/*_00000012.bin "$work/int8/residual_node1_00000006.bin"
+"$TRAIN" "$work/t.cfg" run.out="$work/int8" loop.ranks=4 comm.ranks_per_node=2 comm.compress=int8 run.resume=yes \
+    >"$work/stdout" 2>"$work/stderr"
+[ $? = 2 ] && grep -q "expected residual_node1_00000006.bin, which belongs to the checkpoint" "$work/stderr" ||
+    fail "a file of residuals is missing: $(cat "$work/stderr")"
 
 echo "- bytes between nodes: 2 S in all, and the wire's share of them"
 bytes() { values $1 bytes_inter | tail -1; }
 train f32 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3
-train int8.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=int8
-train topk.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=topk
+train int8.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=int8 comm.warmup_steps=0
+train topk.bytes 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3 comm.compress=topk comm.warmup_steps=0
 awk -v f=$(bytes f32) -v i=$(bytes int8.bytes) -v t=$(bytes topk.bytes) 'BEGIN {
     if (!(i / f > 0.25 && i / f < 0.262)) { print "FAIL: int8 sends " i / f " of f32"; exit 1 }
     if (!(t / f < 0.03)) { print "FAIL: topk sends " t / f " of f32"; exit 1 } }' || failures=$((failures + 1))
+
+echo "- nothing to compress: said so, and the same as f32"
+train inside.f32 3 loop
+train inside 3 loop comm.compress=int8 comm.warmup_steps=0
+same_model inside inside.f32
+grep -q "f32 (int8 is for between nodes, and there is one: nothing is compressed)" "$work/inside.log" || fail "one node"
+train inside.topk 3 loop comm.compress=topk comm.compress_scope=all comm.warmup_steps=0
+grep -q "topk everywhere with error feedback, " "$work/inside.topk.log" || fail "one node, every hop"
 
 echo "- what does not go together"
 refuse() { # TEXT ARGS...: exit 2 with that text, nothing written
@@ -118,6 +153,7 @@ refuse() { # TEXT ARGS...: exit 2 with that text, nothing written
 }
 refuse "comm.compress = int8: needs comm.algorithm = reduce_scatter or hierarchical" comm.compress=int8 comm.algorithm=tree
 refuse "comm.requantise = ring" comm.compress=int8 comm.algorithm=ring
+refuse "comm.requantise = ring: needs comm.compress" comm.requantise=ring comm.algorithm=ring
 refuse "optim.zero = 1: needs comm.algorithm" optim.zero=1 comm.algorithm=ring
 refuse "comm.topk_density: expected" comm.compress=topk comm.topk_density=0.9
 

@@ -288,17 +288,26 @@ static Status poll(Pipeline *self, const Block *block) {
 
 static CodecHop hop_of(int stage) { return stage == 0 ? HOP_FIRST : HOP_SECOND; }
 
+static bool codes_by_message(const Pipeline *self) { return self->codec->compressor->by_message; }
+
+static Status encode_part(Pipeline *self, CodecHop hop, Slice part, float scale, char *wire) {
+    if (codes_by_message(self)) {
+        codec_encode(self->codec, hop, self->cut.offset + part.start, part.elems, self->data + part.start, scale, wire);
+        return OK;
+    }
+    for (Block block = {0}; next_block(self, part, true, &block);) {
+        codec_encode(self->codec, hop, self->cut.offset + block.start, block.elems, self->data + block.start, scale,
+                     wire + block.wire_done);
+        TRY(poll(self, &block));
+    }
+    return OK;
+}
+
 /* A coded stage's values, each owner's part, the own one too. */
 static Status encode(Pipeline *self, int stage, int64_t segment) {
-    for (int i = 0; i < self->stages[stage].owners; i++) {
-        Slice part = part_of(self, stage, segment, i);
-        char *wire = leaving(self, stage, segment, i);
-        for (Block block = {0}; next_block(self, part, true, &block);) {
-            codec_encode(self->codec, hop_of(stage), self->cut.offset + block.start, block.elems,
-                         self->data + block.start, stage == 0 ? self->scale : 1, wire + block.wire_done);
-            TRY(poll(self, &block));
-        }
-    }
+    for (int i = 0; i < self->stages[stage].owners; i++)
+        TRY(encode_part(self, hop_of(stage), part_of(self, stage, segment, i), stage == 0 ? self->scale : 1,
+                        leaving(self, stage, segment, i)));
     return OK;
 }
 
@@ -363,23 +372,33 @@ static void code_result(const Pipeline *self, int stage, int64_t segment, const 
     codec_decode(self->codec, offset, block->elems, wire, sum);
 }
 
+/* The same for a part whose sum is in data. */
+static Status code_message(Pipeline *self, int stage, int64_t segment) {
+    Slice part = own_part(self, stage, segment);
+    char *wire = result(self, stage, segment, self->stages[stage].group.self);
+    TRY(encode_part(self, HOP_RESULT, part, 1, wire));
+    return decode(self, wire, part);
+}
+
 static Status sum(Pipeline *self, int stage, int64_t segment) {
     if (!owns(self, stage))
         return OK;
     bool coded = self->shape->coded[stage], gathers = self->last > self->shape->stages;
+    bool codes_result = coded && is_last(self, stage) && gathers;
+    bool at_once = codes_result && codes_by_message(self);
     float inner[CHUNK_ALIGN_ELEMS];
     float *block_sum = self->shape->on_host ? inner : (float *)(void *)row(self->sums, 0);
     for (Block block = {0}; next_block(self, own_part(self, stage, segment), coded, &block);) {
         for (int i = 0; i < self->stages[stage].group.size; i++)
             (coded ? add_coded : add_plain)(self, stage, segment, i, &block, block_sum);
-        if (coded && is_last(self, stage) && gathers)
+        if (codes_result && !at_once)
             code_result(self, stage, segment, &block, block_sum);
         vector_copy(self->transport, self->data + block.start, block_sum, block.elems);
         if (spreads_at_once(self, stage))
             spread_block(self, stage, block_sum, &block);
         TRY(poll(self, &block));
     }
-    return OK;
+    return at_once ? code_message(self, stage, segment) : OK;
 }
 
 static Status spread(Pipeline *self, int stage, int64_t segment) {

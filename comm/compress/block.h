@@ -130,7 +130,13 @@ static inline void block_poison(float *new_residual, int n) {
                                   const void *wire, float *sum) {                                                   \
         block_decode(&code, options, offset, elems, wire, sum, true);                                               \
     }                                                                                                               \
-    const Compressor compressor_##name_ = {#name_,        id_,           block_elems_,      code##_wire_bytes,      \
-                                           code##_wire_bytes_max, code##_encode, code##_decode, code##_decode_add}
+    const Compressor compressor_##name_ = {.name = #name_,                                                          \
+                                           .id = id_,                                                               \
+                                           .block_elems = block_elems_,                                             \
+                                           .wire_bytes = code##_wire_bytes,                                         \
+                                           .wire_bytes_max = code##_wire_bytes_max,                                 \
+                                           .encode = code##_encode,                                                 \
+                                           .decode = code##_decode,                                                 \
+                                           .decode_add = code##_decode_add}
 
 #endif

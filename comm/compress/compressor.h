@@ -15,6 +15,9 @@
  *   topk   4,096   k = ceil(density * n) kept: their indices in the block, rising, 12 bits each,
  *                  two in three bytes (an odd last one in two), then their values, f32[k] or bf16[k]
  *
+ * int8_tensor is int8 with the same scale in all blocks of what is encoded at once: a baseline, whose wire does depend
+ * on how slices are cut (compress_int8.c).
+ *
  * What a compressor does with p, the same bits on every machine and device:
  *   NaN or Inf anywhere in a block: every value of the block (topk: every kept one, the first k) decodes to NaN, and so
  *   becomes visible on every rank. none passes them as they are. bf16: what would round to Inf is NaN as well.
@@ -56,9 +59,14 @@ typedef struct Compressor {
 
     void (*decode)(const CompressorOptions *options, int64_t offset, int64_t elems, const void *wire, float *values);
     void (*decode_add)(const CompressorOptions *options, int64_t offset, int64_t elems, const void *wire, float *sum);
+
+    /* What encode writes for a block depends on all values that it is given: whoever sends them gives it a message's
+     * at once. Sizes and decode know blocks only. */
+    bool by_message;
 } Compressor;
 
-extern const Compressor compressor_none, compressor_bf16, compressor_int8, compressor_int4, compressor_topk;
+extern const Compressor compressor_none, compressor_bf16, compressor_int8, compressor_int4, compressor_topk,
+    compressor_int8_tensor;
 
 /* NULL when there is none of that name. */
 const Compressor *compressor_find(const char *name);
