@@ -12,9 +12,10 @@
  *     CPU s/GB  CPU seconds of all ranks within the all-reduces / GB reduced (bytes * iterations)
  *     ratio     f32 bytes / bytes on the wire, where --compress is at work; the cost model knows nothing of it
  *
- * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training. link is not an all-reduce but
- * the bound of those that cross a link: `bytes` leave and enter each node's NIC at once, in one large message per rank;
- * on one node, each rank. It is measured when named, also beside others: --algorithm all,link. */
+ * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training; iallreduce is MPI_Iallreduce.
+ * link is not an all-reduce but the bound of those that cross a link: `bytes` leave and enter each node's NIC at once,
+ * in one large message per rank; on one node, each rank. It is measured when named, also beside others:
+ * --algorithm all,link. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/clock.h"
 #include "base/machine.h"
@@ -134,7 +135,7 @@ static Status run_contender(Bench *bench, const Contender *contender, int64_t el
         return link_shift(transport, &bench->ring, bench->data, bench->scratch,
                           (size_t)lane_elems(bench, elems) * sizeof(float));
     if (strcmp(contender->name, "native") == 0)
-        return transport->ops->allreduce_sum(transport, bench->data, elems);
+        return transport_allreduce_sum(transport, bench->data, elems, true);
     return contender->collective->allreduce(
         &bench->comm->world,
         &(Payload){.data = bench->data, .elems = elems, .scale = 1, .scratch = bench->scratch,

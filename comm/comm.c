@@ -13,7 +13,7 @@
 
 enum { LINE_BYTES = 1024 };
 
-const char comm_algorithms[] = "auto|naive|native|ring|tree|reduce_scatter|hierarchical";
+const char comm_algorithms[] = "auto|naive|native|iallreduce|ring|tree|reduce_scatter|hierarchical";
 const char comm_compressors[] = "none|bf16|int8|int4|topk";
 const char comm_requantisations[] = "no|ring";
 
@@ -21,7 +21,7 @@ const Option comm_options[] = {
     {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop",
      .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads)"},
     {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = comm_algorithms,
-     .help = "all-reduce of gradients; native: the transport's own"},
+     .help = "all-reduce of gradients; native, iallreduce: MPI's own"},
     {"leader", OPTION_BOOL, offsetof(CommConfig, leader), "no",
      .help = "hierarchical: one rank per node talks to other nodes, instead of each for its share"},
     {"overlap", OPTION_BOOL, offsetof(CommConfig, overlap), "yes",

@@ -79,8 +79,9 @@ for ranks in 1 2 3 4; do
 done
 
 echo "- every algorithm on 2 x 2 ranks, overlap and bucket sizes"
-for algorithm in naive ring tree reduce_scatter hierarchical auto; do
+for algorithm in naive iallreduce ring tree reduce_scatter hierarchical auto; do
     how=loop
+    [ $MPI = 0 ] && [ $algorithm = iallreduce ] && continue
     [ $MPI = 1 ] && [ $algorithm != naive ] && how=mpi
     train $algorithm.2x2 4 $how comm.algorithm=$algorithm comm.ranks_per_node=2 comm.bucket_bytes=20K train.batch=6 \
         train.val_batches=8

@@ -10,6 +10,7 @@
  *   name            steps        bytes sent by a rank         NIC              order of a sum
  *   naive           2 / 256 KiB  S; rank 0: (N-1) S           (N-n) S          ranks. The oracle, and slow
  *   native          MPI's choice, not told
+ *   iallreduce      the same, not blocking
  *   ring            2 (N-1)      2 (N-1)/N S                  2 (N-1)/N S      round the ring, chunk's first on
  *   tree            log2 N       log2 N S                     n log2 m S       pairs, pairs of pairs, ...
  *     > 64 KiB      2 log2 N     2 (N-1)/N S                  2 (m-1)/m S      the same
@@ -104,7 +105,7 @@ typedef struct Collective {
     int64_t (*owned)(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices);
 } Collective;
 
-extern const Collective collective_naive, collective_native, collective_ring, collective_tree,
+extern const Collective collective_naive, collective_native, collective_iallreduce, collective_ring, collective_tree,
     collective_reduce_scatter, collective_hierarchical, collective_leader, collective_ring_requantise;
 
 /* NULL when there is none of that name. */

@@ -172,6 +172,12 @@ Status transport_group_end(Transport *transport) {
     return transport_group_wait(transport, transport_group_start(transport));
 }
 
+Status transport_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin) {
+    if (transport->failed != OK)
+        return error_restore(transport->failed, transport->failed_line);
+    return remember(transport, transport->ops->allreduce_sum(transport, data, elems, may_spin));
+}
+
 void transport_abandon(Transport *transport) {
     if (transport->failed == OK)
         remember(transport, fault("rank %d gave up", transport->rank));

@@ -85,8 +85,9 @@ typedef struct TransportOps {
     Status (*wait)(Transport *transport, const MessageGroup *group); /* progress until it has arrived */
     void (*abandon)(Transport *transport); /* the transport touches no memory of its messages any more */
 
-    /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. */
-    Status (*allreduce_sum)(Transport *transport, float *data, int64_t elems);
+    /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. It waits as `wait` does,
+     * or, if it may spin, as it likes and for ever. */
+    Status (*allreduce_sum)(Transport *transport, float *data, int64_t elems, bool may_spin);
 } TransportOps;
 
 enum { INCOMING, OUTGOING };
@@ -129,6 +130,9 @@ Ticket transport_group_start(Transport *transport); /* an empty group is complet
 Status transport_group_test(Transport *transport, Ticket group, bool *complete);
 Status transport_group_wait(Transport *transport, Ticket group); /* sleeps or backs off */
 Status transport_group_end(Transport *transport); /* start and wait */
+
+/* Of ops->allreduce_sum, where there is one. No group may be under way. */
+Status transport_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin);
 
 /* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT. */
 void transport_abandon(Transport *transport);
