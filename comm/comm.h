@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/param.h"
+#include "base/phases.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -143,6 +144,7 @@ typedef struct BucketStats {
     double start_ms, done_ms; /* in flight between these */
     double exposed_ms;     /* of that, while sync_wait waited */
     double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */
+    Phases phases;         /* of the collective; on clock_s()'s scale */
 } BucketStats;
 
 /* BAD_INPUT when the configuration asks for what does not go together. Pure; sync_create checks it too. */

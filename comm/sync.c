@@ -395,6 +395,8 @@ static Status reduce_bucket(Sync *sync, int b) {
     if (sync->codec && collective->compresses && sync->step > sync->config.warmup_steps)
         payload.codec = sync->codec;
     TRY(wait_until(sync, &sync->released, &sync->missing[b]));
+    payload.phases = &sync->bucket_stats[b].phases;
+    *payload.phases = (Phases){0};
     sync->bucket_stats[b].start_ms = now_ms(sync);
     set_label(sync, b);
     TRY((sync->setup.sharded ? collective->reduce_scatter : collective->allreduce)(&sync->comm->world, &payload));
@@ -411,7 +413,8 @@ static Status reduce_lookup(Sync *sync) {
     TRY(wait_until(sync, &sync->waited, NULL));
     stats->ready_ms = stats->start_ms = now_ms(sync);
     set_label(sync, sync->plan.count);
-    Payload payload = {.data = lookup->rows, .elems = elems, .scale = sync->scale, .scratch = sync->scratch};
+    Payload payload = {.data = lookup->rows, .elems = elems, .scale = sync->scale, .scratch = sync->scratch,
+                       .phases = &stats->phases};
     TRY(sync->plan.lookup->allreduce(&sync->comm->world, &payload));
     lookup_add(lookup, sync->setup.grads + sync->setup.table->gradients[0].offset);
     stats->done_ms = now_ms(sync);

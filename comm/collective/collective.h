@@ -30,12 +30,17 @@
  * times its beta; and the work of the busiest rank, or of the busiest node's cores. Where a collective cuts its data,
  * the shorter of NIC and work hides behind the longer but for one piece. See cost.h.
  *
+ * Phases, as a trace shows them: naive reduce, broadcast; native barrier, all-reduce; iallreduce all-reduce; tree fold,
+ * halving, doubling, unfold, as far as they run; ring and reduce_scatter reduce-scatter, all-gather; hierarchical and
+ * leader on several nodes with several ranks reduce-scatter inside, between nodes, all-gather inside.
+ *
  * Adding one: a file with a const Collective, a line in collective.c, a line in the test table. */
 #ifndef COMM_COLLECTIVE_COLLECTIVE_H
 #define COMM_COLLECTIVE_COLLECTIVE_H
 
 #include "base/error.h"
 #include "base/param.h"
+#include "base/phases.h"
 #include "comm/compress/codec.h"
 #include "comm/transport/transport.h"
 
@@ -72,6 +77,7 @@ typedef struct Payload {
     float *scratch; /* f32[scratch_elems(...)], may hold anything */
     int64_t offset; /* of data[0] in the flat gradient: where blocks and the bounds of parts sit */
     Codec *codec;   /* NULL: everything travels as f32 */
+    Phases *phases; /* where the collective says when its phases were at work; NULL: nobody asks */
 } Payload;
 
 typedef struct Collective {

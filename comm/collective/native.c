@@ -31,15 +31,24 @@ static double native_predict_s(const Group *group, int64_t elems, const LinkCost
     return tree_s < ring_s ? tree_s : ring_s;
 }
 
+static Status sum(const Group *group, const Payload *payload, int phase, bool may_spin) {
+    phase_begin(payload->phases, phase, "all-reduce");
+    TRY(transport_allreduce_sum(group->transport, payload->data, payload->elems, may_spin));
+    phase_end(payload->phases, phase);
+    return OK;
+}
+
 static Status native_allreduce(const Group *group, const Payload *payload) {
     vector_scale(payload->data, payload->elems, payload->scale);
+    phase_begin(payload->phases, 0, "barrier");
     TRY(transport_barrier(group->transport));
-    return transport_allreduce_sum(group->transport, payload->data, payload->elems, true);
+    phase_end(payload->phases, 0);
+    return sum(group, payload, 1, true);
 }
 
 static Status iallreduce_allreduce(const Group *group, const Payload *payload) {
     vector_scale(payload->data, payload->elems, payload->scale);
-    return transport_allreduce_sum(group->transport, payload->data, payload->elems, false);
+    return sum(group, payload, 0, false);
 }
 
 const Collective collective_native = {.name = "native",
