@@ -151,7 +151,7 @@ typedef struct BucketStats {
 Status sync_check(const CommConfig *config, bool sharded);
 
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
-void sync_destroy(Sync *sync); /* not collective; accepts NULL */
+void sync_destroy(Sync *sync); /* not collective; accepts NULL, and one in the middle of a step */
 
 const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, wire, buckets, overlap */
 

@@ -215,9 +215,23 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
     return OK;
 }
 
+/* A rank gives up in the middle of a step: its comm thread ends with the bucket that it is at. The line of why stays. */
+static void leave_step(Sync *sync) {
+    char line[1024];
+    if (alone(sync) || !(sync->begun || sync->forward))
+        return;
+    snprintf(line, sizeof line, "%s", error_line());
+    pthread_mutex_lock(&sync->lock);
+    sync->cancelled = true;
+    pthread_cond_signal(&sync->changed);
+    pthread_mutex_unlock(&sync->lock);
+    error_restore(engine_wait(sync->comm->engine), line);
+}
+
 void sync_destroy(Sync *sync) {
     if (!sync)
         return;
+    leave_step(sync);
     for (int rank = 0; sync->shards && rank < comm_ranks(sync->comm); rank++)
         free((Slice *)sync->shards[rank].slices);
     free(sync->shards);

@@ -439,7 +439,74 @@ static void test_lost_messages_name_rank_node_and_bucket(void **state) {
     free(test.result);
 }
 
+/* ---- after a fault ---- */
+
+/* One step over a large array, after which its memory goes. */
+static Status large_step(Comm *comm, void *user) {
+    ParamTable table = {0};
+    param_add(&table, "wte", -1, 1 << 20, 1);
+    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
+    Sync *sync = NULL;
+    Status status = sync_create(&sync, comm, user, &(SyncSetup){.table = &table, .grads = grads});
+    if (status == OK) {
+        sync_begin(sync);
+        sync_mark_ready(sync, 0);
+        status = sync_wait(sync);
+    }
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+/* A rank dies in mid-bucket: while the survivors free their memory, others may still add from it. Under ASan. */
+static void test_memory_goes_after_a_fault(void **state) {
+    (void)state;
+    static const char *const names[] = {"reduce_scatter", "hierarchical", "ring"};
+    for (int i = 0; i < 3; i++)
+        for (int message = 1; message <= 20; message++) {
+            CommConfig config = plain(names[i], 1 << 30, true);
+            LoopConfig loop = {.ranks = 4};
+            snprintf(loop.faults, sizeof loop.faults, "die:rank=3,message=%d", message);
+            Status status = comm_run(&config, &loop, OK, large_step, &config);
+            assert_true(status == FAULT || message > 10);
+            assert_true(status == OK || strstr(error_line(), "rank 3"));
+        }
+}
+
+/* Rank 1 gives up in the middle of backward, after user's number of marks. */
+static Status leave_backward(Comm *comm, void *user) {
+    int marks = *(const int *)user;
+    CommConfig config = plain("reduce_scatter", 20000, true);
+    ParamTable table;
+    Sync *sync = NULL;
+    make_table(&table, LAYERS, WIDTH);
+    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
+    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
+    if (status == OK) {
+        sync_begin(sync);
+        for (int g = 0; g < (comm_rank(comm) == 1 ? marks : table.gradient_count); g++)
+            sync_mark_ready(sync, g);
+        status = comm_rank(comm) == 1 ? fault("disk full") : sync_wait(sync);
+    }
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+static void test_a_rank_leaves_backward(void **state) {
+    (void)state;
+    for (int marks = 0; marks < 8; marks++) {
+        CommConfig config = plain("auto", 20000, true);
+        assert_int_equal(comm_run(&config, &(LoopConfig){.ranks = 3}, OK, leave_backward, &marks), FAULT);
+        assert_string_equal(error_line(), "rank 1: disk full");
+    }
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_a_rank_leaves_backward),
+    cmocka_unit_test(test_memory_goes_after_a_fault),
     cmocka_unit_test(test_uneven_batch_is_weighted_by_tokens),
     cmocka_unit_test(test_lost_messages_name_rank_node_and_bucket),
     cmocka_unit_test(test_cut),

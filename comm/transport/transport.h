@@ -76,8 +76,8 @@ typedef struct TransportOps {
     bool one_process; /* ranks are threads, which share all memory */
 
     /* Takes the messages of transport->naming over and sends them on their way; each ends in transport_message_done.
-     * Like the others it returns FAULT when a rank is lost or sends what nobody expects: the transport is unusable
-     * then. */
+     * Like the others it returns FAULT when a rank is lost or sends what nobody expects: the transport is abandoned
+     * and unusable then. */
     Status (*start)(Transport *transport);
 
     /* Of all groups, without sleeping; `group`, or NULL, is the one that the caller asks for. */
@@ -134,7 +134,8 @@ Status transport_group_end(Transport *transport); /* start and wait */
 /* Of ops->allreduce_sum, where there is one. No group may be under way. */
 Status transport_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin);
 
-/* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT. */
+/* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT.
+ * A call that returns FAULT has done it already. */
 void transport_abandon(Transport *transport);
 
 /* Memory that the ranks of this node can reach: every rank of the transport calls it, in the same order, with the same
@@ -142,7 +143,8 @@ void transport_abandon(Transport *transport);
  * NULL: no memory. */
 void *transport_share(Transport *transport, size_t bytes);
 
-/* Not collective; NULL is allowed. Peers may no longer touch it. */
+/* Not collective; NULL is allowed. Peers may no longer touch it, unless the transport has failed: peers that do not
+ * know yet may be at work on it, so where ranks are threads it stays until transport_release. */
 void transport_unshare(Transport *transport, void *memory);
 
 /* Where this rank finds what `peer` holds at the same place of its own shared memory as `mine` is in ours; NULL when
