@@ -33,8 +33,8 @@ enum { WORDS_MAX = 16, CONTENDERS_MAX = 16, NAME_BYTES = 32, BINDING_BYTES = 48,
 
 typedef struct BenchOptions {
     bool help;
-    int64_t minbytes, maxbytes, stepfactor, iters, warmup_iters, check, ranks_per_node, loop_ranks;
-    char algorithm[OPTION_TEXT];
+    int64_t minbytes, maxbytes, stepfactor, iters, warmup_iters, check, loop_ranks;
+    char algorithm[OPTION_TEXT], ranks_per_node[OPTION_TEXT];
     int compress, compress_scope;
     double density;
     bool leader, json;
@@ -413,7 +413,8 @@ static const Option table[] = {
      .initial = "between", .choices = "between|all", .help = "between nodes only, or on every hop"},
     {.key = "density", .type = OPTION_FLOAT, .offset = offsetof(BenchOptions, density), .initial = "0.01",
      .min = 1e-4, .max = 0.5, .help = "topk: share of the values that travel"},
-    INTEGER(ranks_per_node, "0", 0, 1e6, "0: as found; else so many ranks in a row count as one node"),
+    {.key = "ranks_per_node", .type = OPTION_STRING, .offset = offsetof(BenchOptions, ranks_per_node), .initial = "0",
+     .help = "0: as found; 4: so many ranks in a row count as one node; 3,2: unequal nodes"},
     {.key = "leader", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, leader), .initial = "no",
      .help = "hierarchical: one rank per node talks to other nodes"},
     INTEGER(loop_ranks, "1", 1, 256, "ranks as threads, when mpirun did not start the program"),
@@ -465,7 +466,8 @@ static Status read_arguments(BenchOptions *options, CommConfig *comm, LoopConfig
                            (long long)options->minbytes);
     if (status == OK && options->loop_ranks > 1)
         loop->ranks = options->loop_ranks;
-    comm->ranks_per_node = status == OK ? options->ranks_per_node : 0;
+    if (status == OK)
+        snprintf(comm->ranks_per_node, sizeof comm->ranks_per_node, "%s", options->ranks_per_node);
     return status;
 }
 

@@ -26,7 +26,7 @@ typedef struct CommConfig {
     bool leader;            /* hierarchical: one rank per node talks to other nodes, instead of each for its shard */
     bool overlap;           /* buckets leave during backward; no: all of them after it */
     int64_t bucket_bytes;   /* target; buckets are whole layers unless a layer is larger */
-    int64_t ranks_per_node; /* 0: as found; else ranks r with equal r / ranks_per_node count as one node */
+    char ranks_per_node[OPTION_TEXT]; /* which ranks count as one node: comm/nodes.h */
     bool calibrate;         /* measure the links at the start, for the predictions */
     int64_t verify_every;   /* every so many steps all ranks compare a hash of their parameters; 0: never */
     int64_t timeout_s;      /* a rank that waits longer for another one gives up, naming it */

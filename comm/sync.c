@@ -215,7 +215,7 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
     return OK;
 }
 
-/* A rank gives up in the middle of a step: its comm thread ends with the bucket that it is at. The line of why stays. */
+/* A rank gives up in the middle of a step: its comm thread ends with the bucket it is at. The line of why stays. */
 static void leave_step(Sync *sync) {
     char line[1024];
     if (alone(sync) || !(sync->begun || sync->forward))

@@ -38,7 +38,7 @@ expect_json() {
 algorithms() { sed 's/.*"algorithm": "\([a-z_]*\)".*/\1/' "$folder/output" | sort -u | paste -sd' '; }
 sorted() { printf '%s\n' "$@" | sort | paste -sd' '; }
 
-for shape in '2 0 1' '3 1 3' '4 2 2' '5 3 2'; do
+for shape in '2 0 1' '3 1 3' '4 2 2' '5 3 2' '5 1,4 2'; do
     read -r ranks per_node nodes <<<"$shape"
     start "$program" --loop-ranks "$ranks" --ranks-per-node "$per_node" -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
     expect_json 18 "$ranks" "$nodes"
@@ -88,6 +88,7 @@ refuse() {
 refuse "no all-reduce is called 'rign'" --loop-ranks 2 --algorithm rign
 refuse 'native: the loop transport has no all-reduce of its own' --loop-ranks 2 --algorithm native
 refuse 'iallreduce: the loop transport has no all-reduce of its own' --loop-ranks 2 --algorithm iallreduce
+refuse 'ranks_per_node = 3,2: expected 4 in all' --loop-ranks 4 --ranks-per-node 3,2
 refuse 'needs two ranks' --algorithm link
 refuse 'expected at most --maxbytes' -b 1M -e 1K
 refuse "found '-z'" -z 3
@@ -96,7 +97,7 @@ refuse 'compress: expected' --compress int9
 if [ "${MPI:-1}" = 0 ]; then
     echo "mpirun: skipped: built without MPI"
 else
-    for shape in '2 0 1' '4 2 2'; do
+    for shape in '2 0 1' '4 3,1 2'; do
         read -r ranks per_node nodes <<<"$shape"
         start mpirun -n "$ranks" "$program" --ranks-per-node "$per_node" -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
         expect_json 24 "$ranks" "$nodes"
@@ -130,6 +131,8 @@ END
         --algorithm native,iallreduce,ring
     [ "$code" = 1 ] && grep -qx 'allreduce: 32 elements are wrong' "$folder/errors" || fail "wrong: exit code $code"
     [ "$(grep -cE ' (native|iallreduce) .* 8 ' "$folder/output")" = 4 ] || fail "wrong elements in the table" # 4 iterations, 2 ranks
+    start mpirun -n 2 "$program" --ranks-per-node 2,1
+    [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "nodes of 2,1: exit code $code"
     start mpirun -n 2 "$program" --algorithm rign
     [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "a wrong name: exit code $code"
 fi

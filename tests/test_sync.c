@@ -260,11 +260,11 @@ static void test_bucket_size_changes_no_bits(void **state) {
     const int64_t sizes[] = {4096, 30000, 1 << 20, (int64_t)1 << 40};
     for (int a = 0; a < 4; a++) {
         Case reference = new_case(plain(ordered[a], sizes[0], true));
-        reference.config.ranks_per_node = 2;
+        strcpy(reference.config.ranks_per_node, "2");
         assert_ok(run(&reference, 5, ""));
         for (int i = 1; i < 4; i++) {
             Case other = new_case(plain(ordered[a], sizes[i], true));
-            other.config.ranks_per_node = 2;
+            strcpy(other.config.ranks_per_node, "2");
             assert_ok(run(&other, 5, ""));
             assert_same(&reference, &other);
             free(other.result);
@@ -366,7 +366,8 @@ static void test_two_runs_same_bits_on_odd_shapes(void **state) {
     for (int a = 0; a < ALGORITHMS; a++)
         for (int ranks = 5; ranks <= 7; ranks += 2) {
             Case first = new_case(plain(algorithms[a], 20000, true)), second = new_case(plain(algorithms[a], 20000, true));
-            first.config.ranks_per_node = second.config.ranks_per_node = 3;
+            strcpy(first.config.ranks_per_node, ranks == 5 ? "1,4" : "3");
+            strcpy(second.config.ranks_per_node, first.config.ranks_per_node);
             assert_ok(run(&first, ranks, ""));
             assert_ok(run(&second, ranks, "delay:rank=2,ms=1,every=7"));
             check_mean(&first, ranks);
@@ -429,7 +430,7 @@ static void test_uneven_batch_is_weighted_by_tokens(void **state) {
 static void test_lost_messages_name_rank_node_and_bucket(void **state) {
     (void)state;
     Case test = new_case(plain("ring", 20000, true));
-    test.config.ranks_per_node = 1;
+    strcpy(test.config.ranks_per_node, "1");
     test.config.timeout_s = 1;
     assert_int_equal(run(&test, 2, "drop:rank=1,message=12"), FAULT);
     const char *line = error_line(); /* whichever of the two waited first */
