@@ -12,9 +12,10 @@
  *     CPU s/GB  CPU seconds of all ranks within the all-reduces / GB reduced (bytes * iterations)
  *     ratio     f32 bytes / bytes on the wire, where --compress is at work; the cost model knows nothing of it
  *
- * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training. link is not an all-reduce but
- * the bound of those that cross a link: `bytes` leave and enter each node's NIC at once, in one large message per rank;
- * on one node, each rank. It is measured when named, also beside others: --algorithm all,link. */
+ * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training; iallreduce is MPI_Iallreduce.
+ * link is not an all-reduce but the bound of those that cross a link: `bytes` leave and enter each node's NIC at once,
+ * in one large message per rank; on one node, each rank. It is measured when named, also beside others:
+ * --algorithm all,link. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/clock.h"
 #include "base/machine.h"
@@ -32,8 +33,8 @@ enum { WORDS_MAX = 16, CONTENDERS_MAX = 16, NAME_BYTES = 32, BINDING_BYTES = 48,
 
 typedef struct BenchOptions {
     bool help;
-    int64_t minbytes, maxbytes, stepfactor, iters, warmup_iters, check, ranks_per_node, loop_ranks;
-    char algorithm[OPTION_TEXT];
+    int64_t minbytes, maxbytes, stepfactor, iters, warmup_iters, check, loop_ranks;
+    char algorithm[OPTION_TEXT], ranks_per_node[OPTION_TEXT];
     int compress, compress_scope;
     double density;
     bool leader, json;
@@ -142,7 +143,7 @@ static Status run_contender(Bench *bench, const Contender *contender, int64_t el
         return link_shift(transport, &bench->ring, bench->data, bench->scratch,
                           (size_t)lane_elems(bench, elems) * sizeof(float));
     if (strcmp(contender->name, "native") == 0)
-        return transport->ops->allreduce_sum(transport, bench->data, elems);
+        return transport_allreduce_sum(transport, bench->data, elems, true);
     return contender->collective->allreduce(
         &bench->comm->world,
         &(Payload){.data = bench->data, .elems = elems, .scale = 1, .scratch = bench->scratch,
@@ -427,7 +428,8 @@ static const Option table[] = {
      .initial = "between", .choices = "between|all", .help = "between nodes only, or on every hop"},
     {.key = "density", .type = OPTION_FLOAT, .offset = offsetof(BenchOptions, density), .initial = "0.01",
      .min = 1e-4, .max = 0.5, .help = "topk: share of the values that travel"},
-    INTEGER(ranks_per_node, "0", 0, 1e6, "0: as found; else so many ranks in a row count as one node"),
+    {.key = "ranks_per_node", .type = OPTION_STRING, .offset = offsetof(BenchOptions, ranks_per_node), .initial = "0",
+     .help = "0: as found; 4: so many ranks in a row count as one node; 3,2: unequal nodes"},
     {.key = "leader", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, leader), .initial = "no",
      .help = "hierarchical: one rank per node talks to other nodes"},
     INTEGER(loop_ranks, "1", 1, 256, "ranks as threads, when mpirun did not start the program"),
@@ -479,7 +481,8 @@ static Status read_arguments(BenchOptions *options, CommConfig *comm, LoopConfig
                            (long long)options->minbytes);
     if (status == OK && options->loop_ranks > 1)
         loop->ranks = options->loop_ranks;
-    comm->ranks_per_node = status == OK ? options->ranks_per_node : 0;
+    if (status == OK)
+        snprintf(comm->ranks_per_node, sizeof comm->ranks_per_node, "%s", options->ranks_per_node);
     return status;
 }
 

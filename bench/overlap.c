@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "base/report.h"
 #include "comm/bound.h"
+#include "comm/collective/topology.h"
 #include "comm/internal.h"
 #include "model/ops_replay.h"
 #include "run/settings.h"
@@ -201,7 +202,9 @@ static double median(const Runner *r, const double *values) {
 }
 
 static bool rate_known(const Runner *r) {
-    return r->bench->settings.loop.gb_per_s_between > 0 && comm_nodes(r->comm) > 1 &&
+    Topology topology = topology_of(&r->comm->world);
+    bool equal = topology.nodes > 1 && topology.smallest == topology.largest;
+    return equal && r->bench->settings.loop.gb_per_s_between > 0 &&
            strcmp(comm_transport_name(r->comm), "loop") == 0 &&
            bound_link_load(r->bench->algorithm, comm_ranks(r->comm), comm_nodes(r->comm)).bytes > 0;
 }
@@ -352,15 +355,25 @@ static Status run_rank(Comm *comm, void *user) {
 
 /* ---- arguments ---- */
 
+/* Ranks of each node by [comm] ranks_per_node, 0 where they differ. */
+static int equal_nodes(const CommConfig *config) {
+    char *end;
+    long first = strtol(config->ranks_per_node, &end, 10);
+    while (*end == ',')
+        if (strtol(end + 1, &end, 10) != first)
+            return 0;
+    return (int)first;
+}
+
 /* The rate between nodes at which all buckets need comm_share of backward. */
 static Status set_rate(Bench *bench) {
     LoopConfig *loop = &bench->settings.loop;
-    int ranks = (int)loop->ranks, per_node = (int)bench->settings.comm.ranks_per_node;
+    int ranks = (int)loop->ranks, per_node = equal_nodes(&bench->settings.comm);
     if (bench->options.real || bench->options.replay.backward_ms <= 0)
         return bad_input("--comm_share: the length of backward must be known: give --backward_ms");
     if (per_node < 1 || ranks % per_node != 0 || ranks / per_node < 2)
-        return bad_input("--comm_share: expected loop.ranks = two or more times comm.ranks_per_node, found %d and %d",
-                         ranks, per_node);
+        return bad_input("--comm_share: expected loop.ranks = two or more times comm.ranks_per_node, found %d and %s",
+                         ranks, bench->settings.comm.ranks_per_node);
     LinkLoad load = bound_link_load(bench->algorithm, ranks, ranks / per_node);
     if (load.bytes <= 0)
         return bad_input("--comm_share: expected comm.algorithm = ring, reduce_scatter or hierarchical, found %s",
@@ -376,10 +389,9 @@ static Status set_rate(Bench *bench) {
 /* What auto means for all but small buckets (comm/sync.c). */
 static const char *algorithm_of(const Settings *settings) {
     const char *name = option_choice(comm_algorithms, settings->comm.algorithm);
-    int64_t per_node = settings->comm.ranks_per_node;
     if (strcmp(name, "auto") != 0)
         return name;
-    return per_node == 1 ? "ring" : "hierarchical";
+    return equal_nodes(&settings->comm) == 1 ? "ring" : "hierarchical";
 }
 
 static Status read_arguments(Bench *bench, int argc, char **argv) {

@@ -4,6 +4,7 @@
  *
  * All messages are sent by the comm thread: a call here is a job of it, and the caller waits. */
 #include "comm/internal.h"
+#include "comm/nodes.h"
 
 #include <assert.h>
 #include <math.h>
@@ -13,7 +14,7 @@
 
 enum { LINE_BYTES = 1024 };
 
-const char comm_algorithms[] = "auto|naive|native|ring|tree|reduce_scatter|hierarchical";
+const char comm_algorithms[] = "auto|naive|native|iallreduce|ring|tree|reduce_scatter|hierarchical";
 const char comm_compressors[] = "none|bf16|int8|int4|topk|int8_tensor";
 const char comm_requantisations[] = "no|ring";
 
@@ -21,15 +22,15 @@ const Option comm_options[] = {
     {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop|nccl",
      .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads); gradients on GPUs: nccl"},
     {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = comm_algorithms,
-     .help = "all-reduce of gradients; native: the transport's own"},
+     .help = "all-reduce of gradients; native, iallreduce: MPI's own"},
     {"leader", OPTION_BOOL, offsetof(CommConfig, leader), "no",
      .help = "hierarchical: one rank per node talks to other nodes, instead of each for its share"},
     {"overlap", OPTION_BOOL, offsetof(CommConfig, overlap), "yes",
      .help = "reduce gradients during backward; no: after it"},
     {"bucket_bytes", OPTION_INT, offsetof(CommConfig, bucket_bytes), "25M", 4, 1e15,
      .help = "gradients reduced at a time: whole layers, or slices of a larger one"},
-    {"ranks_per_node", OPTION_INT, offsetof(CommConfig, ranks_per_node), "0", 0, 1e6,
-     .help = "0: as found; else so many ranks in a row count as one node"},
+    {"ranks_per_node", OPTION_STRING, offsetof(CommConfig, ranks_per_node), "0",
+     .help = "0: as found; 4: so many ranks in a row count as one node; 3,2: unequal nodes"},
     {"calibrate", OPTION_BOOL, offsetof(CommConfig, calibrate), "yes",
      .help = "measure the links at the start (up to half a second), to predict each bucket's time"},
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
@@ -91,9 +92,11 @@ static void find_local_ranks(Comm *comm) {
     }
 }
 
-void comm_set_nodes(Comm *comm, int ranks_per_node) {
-    transport_set_nodes(comm->transport, ranks_per_node);
+Status comm_set_nodes(Comm *comm, const CommConfig *config) {
+    TRY(nodes_check(config->ranks_per_node, comm_ranks(comm)));
+    nodes_place(comm->transport, config->ranks_per_node);
     find_local_ranks(comm);
+    return OK;
 }
 
 /* ---- memory ---- */

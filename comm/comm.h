@@ -15,6 +15,7 @@
 #include "base/gpu.h"
 #include "base/memory.h"
 #include "base/param.h"
+#include "base/phases.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -26,7 +27,7 @@ typedef struct CommConfig {
     bool leader;            /* hierarchical: one rank per node talks to other nodes, instead of each for its shard */
     bool overlap;           /* buckets leave during backward; no: all of them after it */
     int64_t bucket_bytes;   /* target; buckets are whole layers unless a layer is larger */
-    int64_t ranks_per_node; /* 0: as found; else ranks r with equal r / ranks_per_node count as one node */
+    char ranks_per_node[OPTION_TEXT]; /* which ranks count as one node: comm/nodes.h */
     bool calibrate;         /* measure the links at the start, for the predictions */
     int64_t verify_every;   /* every so many steps all ranks compare a hash of their parameters; 0: never */
     int64_t timeout_s;      /* a rank that waits longer for another one gives up, naming it */
@@ -159,13 +160,14 @@ typedef struct BucketStats {
     double start_ms, done_ms; /* in flight between these */
     double exposed_ms;     /* of that, while sync_wait waited */
     double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */
+    Phases phases;         /* of the collective; on clock_s()'s scale */
 } BucketStats;
 
 /* BAD_INPUT when the configuration asks for what does not go together. Pure; sync_create checks it too. */
 Status sync_check(const CommConfig *config, bool sharded);
 
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
-void sync_destroy(Sync *sync); /* not collective; accepts NULL */
+void sync_destroy(Sync *sync); /* not collective; accepts NULL, and one in the middle of a step */
 
 const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, wire, buckets, overlap */
 const char *sync_warning(const Sync *sync); /* one line on what the plan is likely to cost; empty: nothing to say */

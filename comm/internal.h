@@ -32,8 +32,8 @@ extern const char comm_compressors[], comm_requantisations[];
 /* `transport` is borrowed and must outlive the comm. */
 Status comm_create(Comm **comm, Transport *transport);
 
-/* Overrides which ranks share a node: [comm] ranks_per_node. Every rank alike. */
-void comm_set_nodes(Comm *comm, int ranks_per_node);
+/* Overrides which ranks share a node, as [comm] says. Every rank alike; BAD_INPUT too. */
+Status comm_set_nodes(Comm *comm, const CommConfig *config);
 void comm_destroy(Comm *comm); /* not collective; accepts NULL and half-built ones */
 
 /* 64 bits of data u8[bytes]; any change of a single word changes it. */

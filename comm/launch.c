@@ -45,7 +45,8 @@ static Status run_rank(Comm *comm, RankMain *rank_main, void *user) {
 
 typedef struct RankThread {
     LoopWorld *world;
-    int rank, ranks_per_node;
+    const CommConfig *config;
+    int rank;
     RankMain *rank_main;
     void *user;
     pthread_t thread;
@@ -55,10 +56,10 @@ static void *rank_thread(void *argument) {
     RankThread *self = argument;
     Comm *comm;
     Status status = comm_create(&comm, loop_transport(self->world, self->rank));
-    if (status == OK) {
-        comm_set_nodes(comm, self->ranks_per_node);
+    if (status == OK)
+        status = comm_set_nodes(comm, self->config);
+    if (status == OK)
         status = run_rank(comm, self->rank_main, self->user);
-    }
     comm_destroy(comm);
     loop_leave(self->world, self->rank, status);
     return NULL;
@@ -93,8 +94,8 @@ static Status run_threads(LoopWorld *world, int ranks, const CommConfig *config,
     if (!threads)
         return fault("no memory for %d ranks", ranks);
     for (int rank = 0; rank < ranks; rank++)
-        threads[rank] = (RankThread){.world = world, .rank = rank, .ranks_per_node = (int)config->ranks_per_node,
-                                     .rank_main = rank_main, .user = user};
+        threads[rank] = (RankThread){.world = world, .config = config, .rank = rank, .rank_main = rank_main,
+                                     .user = user};
     if (ranks == 1) { /* no need to leave the main thread */
         rank_thread(&threads[0]);
         free(threads);
@@ -128,7 +129,7 @@ static Status run_loop(const CommConfig *config, const LoopConfig *loop, RankMai
 
 static Status run_process(Comm *comm, const CommConfig *config, RankMain *rank_main, void *user) {
     comm->transport->timeout_s = (double)config->timeout_s;
-    comm_set_nodes(comm, (int)config->ranks_per_node);
+    TRY(comm_agree(comm, comm_set_nodes(comm, config)));
     TRY(run_rank(comm, rank_main, user));
     return comm_barrier(comm); /* a rank that is done waits here, at less cost than MPI_Finalize's waiting */
 }

@@ -1,5 +1,7 @@
 #include "comm/plan.h"
 
+#include "comm/collective/topology.h"
+
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,6 +126,8 @@ static void hash_plan(Plan *plan, const Comm *comm, const CommConfig *config, co
                          config->error_feedback, config->warmup_steps, (int64_t)(1e9 * config->topk_density),
                          config->topk_values, setup->sharded,  setup->vocab};
     plan->hash = comm_hash(summary, sizeof summary);
+    for (int rank = 0; rank < comm_ranks(comm); rank++)
+        plan->hash = plan->hash * 31 + (uint64_t)node_index(&comm->world, rank);
     for (int b = 0; b < plan->count; b++)
         plan->hash = plan->hash * 31 + (uint64_t)plan->buckets[b].offset;
 }

@@ -216,9 +216,23 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
     return OK;
 }
 
+/* A rank gives up in the middle of a step: its comm thread ends with the bucket it is at. The line of why stays. */
+static void leave_step(Sync *sync) {
+    char line[1024];
+    if (alone(sync) || !(sync->begun || sync->forward))
+        return;
+    snprintf(line, sizeof line, "%s", error_line());
+    pthread_mutex_lock(&sync->lock);
+    sync->cancelled = true;
+    pthread_cond_signal(&sync->changed);
+    pthread_mutex_unlock(&sync->lock);
+    error_restore(engine_wait(sync->comm->engine), line);
+}
+
 void sync_destroy(Sync *sync) {
     if (!sync)
         return;
+    leave_step(sync);
     for (int rank = 0; sync->shards && rank < comm_ranks(sync->comm); rank++)
         free((Slice *)sync->shards[rank].slices);
     free(sync->shards);
@@ -405,6 +419,8 @@ static Status reduce_bucket(Sync *sync, int b) {
     TRY(wait_until(sync, &sync->released, &sync->missing[b]));
     transport_follow(transport, b);
     transport_call(transport, stamp_start, sync, b);
+    payload.phases = &sync->bucket_stats[b].phases;
+    *payload.phases = (Phases){0};
     set_label(sync, b);
     TRY((sync->setup.sharded ? collective->reduce_scatter : collective->allreduce)(&sync->comm->world, &payload));
     transport_call(transport, stamp_done, sync, b);
@@ -420,7 +436,8 @@ static Status reduce_lookup(Sync *sync) {
     TRY(wait_until(sync, &sync->waited, NULL));
     stats->ready_ms = stats->start_ms = now_ms(sync);
     set_label(sync, sync->plan.count);
-    Payload payload = {.data = lookup->rows, .elems = elems, .scale = sync->scale, .scratch = sync->scratch};
+    Payload payload = {.data = lookup->rows, .elems = elems, .scale = sync->scale, .scratch = sync->scratch,
+                       .phases = &stats->phases};
     TRY(sync->plan.lookup->allreduce(&sync->comm->world, &payload));
     lookup_add(lookup, sync->setup.grads + sync->setup.table->gradients[0].offset);
     stats->done_ms = now_ms(sync);

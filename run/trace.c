@@ -3,11 +3,12 @@
 #include "base/clock.h"
 #include "base/file.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct Event {
-    char name[40];
+    char name[48];
     int row;
     double start_s, end_s; /* since zero_s */
 } Event;
@@ -48,6 +49,17 @@ void trace_span(Trace *trace, int row, const char *name, int64_t number, double 
         snprintf(event->name, sizeof event->name, "%s", name);
 }
 
+static void trace_phases(Trace *trace, const Phases *phases, int bucket) {
+    for (int i = 0; i < PHASES_MAX; i++) {
+        const Phase *phase = &phases->phase[i];
+        char name[32];
+        if (!phase->name)
+            continue;
+        snprintf(name, sizeof name, "%s, bucket", phase->name);
+        trace_span(trace, TRACE_PHASES + i, name, bucket, phase->start_s, phase->end_s);
+    }
+}
+
 void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double end_s) {
     double begin_s = sync_begin_s(sync), since_s = begin_s;
     for (int g = 0; g < table->gradient_count; g++) {
@@ -65,14 +77,16 @@ void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double 
         double ready_s = begin_s + 1e-3 * bucket.ready_ms;
         trace_span(trace, TRACE_COMM, "ready: bucket", b, ready_s, ready_s);
         trace_span(trace, TRACE_COMM, "bucket", b, begin_s + 1e-3 * bucket.start_ms, begin_s + 1e-3 * bucket.done_ms);
+        trace_phases(trace, &bucket.phases, b);
     }
 }
 
 static void write_events(FILE *out, int rank, const Event *events, int64_t count) {
-    static const char *const rows[] = {"compute", "comm"};
+    static const char *const rows[] = {"compute", "comm", "first phase", "second phase", "third phase", "fourth phase"};
+    static_assert(sizeof rows / sizeof *rows == TRACE_ROWS, "every row has a name");
     fprintf(out, "%s{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
             rank ? ",\n" : "", rank, rank);
-    for (int row = 0; row < 2; row++)
+    for (int row = 0; row < TRACE_ROWS; row++)
         fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", rank,
                 row, rows[row]);
     for (int64_t i = 0; i < count; i++) {

@@ -29,8 +29,8 @@ static const struct CaseCollective {
     const char *name;
     CaseOrder order;
 } case_collectives[] = {
-    {"naive", BY_RANK},          {"native", UNTOLD},        {"ring", UNTOLD},    {"tree", BY_PAIRS},
-    {"reduce_scatter", BY_RANK}, {"hierarchical", BY_NODE}, {"leader", BY_NODE},
+    {"naive", BY_RANK},   {"native", UNTOLD},          {"iallreduce", UNTOLD},    {"ring", UNTOLD},
+    {"tree", BY_PAIRS},   {"reduce_scatter", BY_RANK}, {"hierarchical", BY_NODE}, {"leader", BY_NODE},
 };
 enum { CASE_COLLECTIVES = sizeof case_collectives / sizeof *case_collectives, CASE_RANKS_MAX = 16, CASE_GUARD = 16 };
 

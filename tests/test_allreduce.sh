@@ -38,7 +38,7 @@ expect_json() {
 algorithms() { sed 's/.*"algorithm": "\([a-z_]*\)".*/\1/' "$folder/output" | sort -u | paste -sd' '; }
 sorted() { printf '%s\n' "$@" | sort | paste -sd' '; }
 
-for shape in '2 0 1' '3 1 3' '4 2 2' '5 3 2'; do
+for shape in '2 0 1' '3 1 3' '4 2 2' '5 3 2' '5 1,4 2'; do
     read -r ranks per_node nodes <<<"$shape"
     start "$program" --loop-ranks "$ranks" --ranks-per-node "$per_node" -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
     expect_json 18 "$ranks" "$nodes"
@@ -88,7 +88,9 @@ refuse() {
     [ "$code" = 2 ] && grep -q "^allreduce: .*$line" "$folder/errors" || fail "$*: exit code $code"
 }
 refuse "no all-reduce is called 'rign'" --loop-ranks 2 --algorithm rign
-refuse 'has no all-reduce of its own' --loop-ranks 2 --algorithm native
+refuse 'native: the loop transport has no all-reduce of its own' --loop-ranks 2 --algorithm native
+refuse 'iallreduce: the loop transport has no all-reduce of its own' --loop-ranks 2 --algorithm iallreduce
+refuse 'ranks_per_node = 3,2: expected 4 in all' --loop-ranks 4 --ranks-per-node 3,2
 refuse 'needs two ranks' --algorithm link
 refuse 'expected at most --maxbytes' -b 1M -e 1K
 refuse "found '-z'" -z 3
@@ -107,12 +109,12 @@ done
 if [ "${MPI:-1}" = 0 ]; then
     echo "mpirun: skipped: built without MPI"
 else
-    for shape in '2 0 1' '4 2 2'; do
+    for shape in '2 0 1' '4 3,1 2'; do
         read -r ranks per_node nodes <<<"$shape"
         start mpirun -n "$ranks" "$program" --ranks-per-node "$per_node" -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
-        expect_json 21 "$ranks" "$nodes"
+        expect_json 24 "$ranks" "$nodes"
         # shellcheck disable=SC2086
-        [ "$(algorithms)" = "$(sorted native $collectives)" ] || fail "algorithms under mpirun on $shape"
+        [ "$(algorithms)" = "$(sorted native iallreduce $collectives)" ] || fail "algorithms under mpirun on $shape"
     done
     for name in allreduce overlap; do
         start mpirun -n 2 "${BUILD:-build}/$name" --help
@@ -121,7 +123,7 @@ else
     done
     start mpirun -n 4 "$program" --ranks-per-node 2 -b 64K -e 64K -n 2 --json --compress int8 --algorithm hierarchical
     grep -q '"compress": "int8", "ranks": 4, "nodes": 2, .*"wrong": 0,' "$folder/output" || fail "int8: exit code $code"
-    # an MPI whose MPI_Allreduce spoils one element of large arrays
+    # an MPI whose all-reduces spoil one element of large arrays
     cat >"$folder/spoil.c" <<'END'
 #include <mpi.h>
 int MPI_Allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
@@ -130,11 +132,19 @@ int MPI_Allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_O
         ((float *)out)[count / 2] += 1;
     return code;
 }
+int MPI_Iallreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *all) {
+    if (type == MPI_FLOAT && count >= 1024)
+        ((float *)out)[count / 2] += 1;
+    return PMPI_Iallreduce(in, out, count, type, op, comm, all);
+}
 END
     mpicc -shared -fPIC -o "$folder/spoil.so" "$folder/spoil.c" || fail "mpicc"
-    start mpirun -n 2 -x LD_PRELOAD="$folder/spoil.so" "$program" -b 512 -e 8K -f 2 -n 3 -w 1 --algorithm native,ring
-    [ "$code" = 1 ] && grep -qx 'allreduce: 16 elements are wrong' "$folder/errors" || fail "wrong: exit code $code"
-    [ "$(grep -cE ' native .* 8 ' "$folder/output")" = 2 ] || fail "wrong elements in the table" # 4 iterations, 2 ranks
+    start mpirun -n 2 -x LD_PRELOAD="$folder/spoil.so" "$program" -b 512 -e 8K -f 2 -n 3 -w 1 \
+        --algorithm native,iallreduce,ring
+    [ "$code" = 1 ] && grep -qx 'allreduce: 32 elements are wrong' "$folder/errors" || fail "wrong: exit code $code"
+    [ "$(grep -cE ' (native|iallreduce) .* 8 ' "$folder/output")" = 4 ] || fail "wrong elements in the table" # 4 iterations, 2 ranks
+    start mpirun -n 2 "$program" --ranks-per-node 2,1
+    [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "nodes of 2,1: exit code $code"
     start mpirun -n 2 "$program" --algorithm rign
     [ "$code" = 2 ] && [ "$(grep -c '^allreduce: ' "$folder/errors")" = 1 ] || fail "a wrong name: exit code $code"
 fi

@@ -149,7 +149,8 @@ static Status two_nodes(Comm *comm, void *user) {
     const Model *model = user;
     bool shared = model->ranks_per_node > 1;
     LinkCosts costs;
-    comm_set_nodes(comm, model->ranks_per_node);
+    transport_set_nodes(comm->transport, model->ranks_per_node);
+    TRY(comm_set_nodes(comm, &(CommConfig){.ranks_per_node = "0"})); /* counts anew */
     EXPECT(comm_nodes(comm) == 2);
     TRY(calibrate_alike(comm, NULL, &costs));
     EXPECT(costs.cores == machine_cores() / 2.0); /* threads of one machine stand for both nodes */

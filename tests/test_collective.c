@@ -192,7 +192,7 @@ static Sent sent_leader(const Place *place, int rank, int64_t S) { return sent_c
 /* user: whether the memory is shared. What goes through shared memory counts like messages. */
 static Status count_bytes(const World *world, Transport *transport) {
     static Sent (*const formulas[CASE_COLLECTIVES])(const Place *, int, int64_t) = {
-        sent_naive, NULL, sent_ring, sent_tree, sent_reduce_scatter, sent_hierarchical, sent_leader};
+        sent_naive, NULL, NULL, sent_ring, sent_tree, sent_reduce_scatter, sent_hierarchical, sent_leader};
     bool shared = *(const bool *)world->user;
     float *memory = arena_memory(transport, BYTES_ELEMS, shared);
     EXPECT(memory);
@@ -392,6 +392,8 @@ static Status native_is_refused(const World *world, Transport *transport) {
     Group group = {transport, in_order, transport->ranks, transport->rank};
     EXPECT(collective_native.check(&group) == BAD_INPUT);
     EXPECT(strstr(error_line(), "comm.algorithm = native: the loop transport has no all-reduce"));
+    EXPECT(collective_iallreduce.check(&group) == BAD_INPUT);
+    EXPECT(strstr(error_line(), "comm.algorithm = iallreduce: the loop transport has no all-reduce"));
     return OK;
 }
 

@@ -62,11 +62,47 @@ static void test_nodes(void **state) {
     assert_ok(run(5, two_nodes, NULL));
 }
 
+/* As each rank sees them: "0 0 0 1 1". */
+static Status placed(Comm *comm, void *user) {
+    char text[64] = "";
+    int first[8] = {0}, rank = comm_rank(comm);
+    size_t used = 0;
+    for (int other = 0; other < comm_ranks(comm); other++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%d", other ? " " : "",
+                                 comm->transport->node[other]);
+    EXPECT(strcmp(text, user) == 0);
+    for (int other = comm_ranks(comm) - 1; other >= 0; other--)
+        first[comm->transport->node[other]] = other;
+    EXPECT(comm_node(comm) == comm->transport->node[rank] && comm_local_rank(comm) == rank - first[comm_node(comm)]);
+    return OK;
+}
+
+static Status place(int ranks, const char *ranks_per_node, const char *expected) {
+    CommConfig mine = config;
+    snprintf(mine.ranks_per_node, sizeof mine.ranks_per_node, "%s", ranks_per_node);
+    return comm_run(&mine, &(LoopConfig){.ranks = ranks}, OK, placed, (char *)(uintptr_t)expected);
+}
+
+static void test_ranks_per_node(void **state) {
+    (void)state;
+    assert_ok(place(3, "", "0 0 0"));
+    assert_ok(place(3, "0", "0 0 0"));
+    assert_ok(place(5, "2", "0 0 1 1 2"));
+    assert_ok(place(5, "3,2", "0 0 0 1 1"));
+    assert_ok(place(5, "1,4", "0 1 1 1 1"));
+    assert_ok(place(6, "1,2,3", "0 1 1 2 2 2"));
+    assert_refused(place(4, "3,2", ""), "comm.ranks_per_node = 3,2: expected 4 in all, the number of ranks, found 5");
+    assert_refused(place(6, "3,2", ""), "found 5");
+    static const char *const wrong[] = {"3,", ",3", "3,0", "3,,2", "-1", "2x", "2 ", "9999999999,1", "x"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_refused(place(5, wrong[i], ""), "comm.ranks_per_node: expected a number or a list of them");
+}
+
 /* ---- sync ---- */
 
 static void test_sync(void **state) {
     (void)state;
-    const int algorithms[] = {0, 1, 3}; /* auto, naive, ring */
+    const int algorithms[] = {0, 1, 4}; /* auto, naive, ring */
     for (int i = 0; i < 3; i++)
         for (int ranks = 1; ranks <= 5; ranks++) {
             CommConfig mine = {.algorithm = algorithms[i], .bucket_bytes = 20000, .overlap = i % 2};
@@ -324,6 +360,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_scalars),
     cmocka_unit_test(test_barrier),
     cmocka_unit_test(test_nodes),
+    cmocka_unit_test(test_ranks_per_node),
     cmocka_unit_test(test_sync),
     cmocka_unit_test(test_two_threads_mark),
     cmocka_unit_test(test_native_refused_on_loop),

@@ -7,6 +7,7 @@
  *   test_comm_mpi fail RANK         RANK fails while the others wait for it
  *   test_comm_mpi sizes RANK        RANK sends less than the next rank expects
  *   test_comm_mpi stuck RANK        RANK never comes back; the others wait 1 s for it
+ *   test_comm_mpi stuck_mpi RANK    the same within MPI's own all-reduce
  *   test_comm_mpi forever DIR       all-reduces until killed; leaves each rank's process id in DIR/RANK.pid */
 #define _POSIX_C_SOURCE 200809L
 #include "tests/comm_cases.h"
@@ -40,32 +41,55 @@ static Status collectives(Comm *comm) {
     return OK;
 }
 
+/* A rank that waits half a second for another one computes for less than half of it. */
+static Status leaves_the_core(Comm *comm, const Collective *collective) {
+    float value = 1;
+    struct timespec late = {0, 500000000}, before, after;
+    if (!comm->transport->ops->allreduce_sum)
+        return OK;
+    TRY(transport_barrier(comm->transport));
+    if (comm_rank(comm) == 0)
+        nanosleep(&late, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    TRY(collective->allreduce(&comm->world, &(Payload){.data = &value, .elems = 1, .scale = 1}));
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    double used_s = (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    EXPECT(value == (float)comm_ranks(comm));
+    return used_s < 0.25 ? OK : fault("%s used a core for %g s while it waited", collective->name, used_s);
+}
+
 static Status all_cases(Comm *comm, void *user) {
     (void)user;
     TRY(collectives(comm));
     TRY(case_scalars(comm, NULL));
     TRY(case_verify(comm, NULL));
     TRY(case_agree(comm, NULL));
-    for (int algorithm = 0; algorithm <= 6; algorithm++) {
+    for (int algorithm = 0; algorithm <= 7; algorithm++) {
         CommConfig config = {.algorithm = algorithm, .bucket_bytes = 20000, .overlap = true};
-        if (algorithm != 2 || comm->transport->ops->allreduce_sum)
+        const Collective *named = collective_find(option_choice(comm_algorithms, algorithm));
+        if (!named || case_runs(&comm->world, named)) /* NULL: auto */
             TRY(case_sync(comm, &config));
     }
+    TRY(leaves_the_core(comm, &collective_native));
+    TRY(leaves_the_core(comm, &collective_iallreduce));
     if (comm_rank(comm) == 0)
         printf("%d ranks on %s: all cases passed\n", comm_ranks(comm), comm_transport_name(comm));
     return OK;
 }
 
-static Status allreduce_rounds(Comm *comm, int rounds) {
+static Status rounds_of(Comm *comm, const Collective *collective, int rounds) {
     enum { ELEMS = 100000 };
     float *data = calloc(ELEMS, sizeof(float)), *scratch = calloc(ELEMS, sizeof(float));
     Status status = OK;
     for (int round = 0; round != rounds && status == OK; round++)
-        status = collective_ring.allreduce(&comm->world, &(Payload){.data = data, .elems = ELEMS, .scale = 1, .scratch = scratch});
+        status = collective->allreduce(
+            &comm->world, &(Payload){.data = data, .elems = ELEMS, .scale = 1, .scratch = scratch});
     free(data);
     free(scratch);
     return status;
 }
+
+static Status allreduce_rounds(Comm *comm, int rounds) { return rounds_of(comm, &collective_ring, rounds); }
 
 /* ---- failures. user: the mode's argument ---- */
 
@@ -95,6 +119,13 @@ static Status stuck(Comm *comm, void *user) {
     return allreduce_rounds(comm, -1);
 }
 
+static Status stuck_mpi(Comm *comm, void *user) {
+    TRY(rounds_of(comm, &collective_iallreduce, 10));
+    while (chosen(comm, user))
+        pause();
+    return rounds_of(comm, &collective_iallreduce, -1);
+}
+
 static Status forever(Comm *comm, void *user) {
     char path[512];
     TRY(allreduce_rounds(comm, 10));
@@ -119,11 +150,12 @@ int main(int argc, char **argv) {
         const char *name;
         RankMain *rank_main;
     } modes[] = {{"cases", all_cases}, {"config", all_cases}, {"loop", all_cases}, {"agree", agree},
-                 {"fail", fail},       {"sizes", sizes},      {"stuck", stuck},    {"forever", forever}};
+                 {"fail", fail},       {"sizes", sizes},      {"stuck", stuck},    {"stuck_mpi", stuck_mpi},
+                 {"forever", forever}};
     Status status = comm_start(&argc, &argv);
     const char *mode = argc > 1 ? argv[1] : "cases";
     char *argument = argc > 2 ? argv[2] : NULL;
-    CommConfig config = {.timeout_s = strcmp(mode, "stuck") == 0 ? 1 : 60,
+    CommConfig config = {.timeout_s = strncmp(mode, "stuck", 5) == 0 ? 1 : 60,
                          .transport = strcmp(mode, "loop") == 0 ? 2 : 0};
     LoopConfig loop = {.ranks = 3};
     RankMain *rank_main = NULL;

@@ -52,6 +52,8 @@ start 2 sizes 0
 expect 1 'rank 1: rank 0 sent 200000 bytes where rank 1 expected 300000' 'sizes differ'
 start 4 stuck 2
 expect 1 'rank 0: no answer from rank 2 for 1 s (comm.timeout_s)' 'one rank is stuck'
+start 4 stuck_mpi 3
+expect 1 'rank 0: no answer from rank 3 for 1 s (comm.timeout_s)' "one rank is stuck, the others in MPI's all-reduce"
 
 # kill -9 in the middle of an all-reduce: nobody stays behind
 mpirun --oversubscribe -n 3 "$program" forever "$folder" >"$folder/output" 2>&1 &

@@ -171,7 +171,8 @@ static Status one_round(const Run *run, const Group *group, Codec *codec, float 
     for (int64_t i = 0; i < run->elems; i++)
         data[i] = case_random_value(rank, i + 1000003 * round);
     case_delay(rank, (uint64_t)round);
-    Payload payload = {data, run->elems, case_scale(rank), scratch, PADDING, codec};
+    Payload payload = {.data = data, .elems = run->elems, .scale = case_scale(rank), .scratch = scratch,
+                       .offset = PADDING, .codec = codec};
     TRY(collective_find(run->collective)->allreduce(group, &payload));
     codec_commit(codec);
     const float *expected = run->expected + round * run->elems;

@@ -101,7 +101,7 @@ kill_one() {
     [ "$(grep -c '^train: ' "$work/log")" = 1 ] && grep -qx "$line" "$work/log" || fail "$name: expected the line '$line'"
 }
 
-for algorithm in ${ALGORITHMS:-naive native ring tree reduce_scatter hierarchical leader}; do
+for algorithm in ${ALGORITHMS:-naive native iallreduce ring tree reduce_scatter hierarchical leader}; do
     arguments="comm.algorithm=$algorithm"
     [ $algorithm = leader ] && arguments='comm.algorithm=hierarchical comm.leader=yes'
     worst_ms=0

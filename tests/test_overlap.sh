@@ -62,6 +62,10 @@ for algorithm in hierarchical ring reduce_scatter; do
     at_least "$algorithm: bound with overlap" "$(value blocking bound_ms)" "$(value overlap bound_ms)"
 done
 
+overlap --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=1,3 loop.gb_per_s_between=1
+equal "unequal nodes" "$(value overlap nodes)" 2
+overlap --comm_share 1 --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2,2
+equal "equal nodes as a list" "$(value overlap nodes)" 2
 overlap --real "$work/t.cfg" loop.ranks=3
 equal "real: ranks" "$(value overlap ranks)" 3
 at_least "real: exposed" "$(value overlap exposed_ms)" 0
@@ -83,6 +87,9 @@ refused() {
 refused 'one rank alone' "$work/t.cfg"
 refused 'train.seq_len' "$work/t.cfg" loop.ranks=2 train.seq_len=17
 refused 'comm_share: expected loop.ranks' --comm_share 1 "$work/t.cfg" loop.ranks=4
+refused 'comm_share: expected loop.ranks.* found 4 and 3,1' --comm_share 1 "$work/t.cfg" loop.ranks=4 \
+    comm.ranks_per_node=3,1
+refused 'ranks_per_node = 3,2: expected 4' "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=3,2
 refused 'comm_share: expected comm.algorithm' --comm_share 1 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2 \
     comm.algorithm=naive
 refused "unknown key 'rank'" "$work/t.cfg" loop.rank=4

@@ -50,7 +50,8 @@ static Status reduce(const Run *run, Transport *transport, Codec *codec, float *
     float *scratch = case_floats(scratch_elems);
     case_delay(transport->rank, (uint64_t)run->elems);
     Status status = collective->allreduce(
-        &group, &(Payload){data, run->elems, run->scale, scratch, PADDING, codec});
+        &group, &(Payload){.data = data, .elems = run->elems, .scale = run->scale, .scratch = scratch,
+                           .offset = PADDING, .codec = codec});
     if (status == OK && !(case_guard_intact(data, run->elems) && case_guard_intact(scratch, scratch_elems)))
         status = fault("wrote behind its arrays");
     if (status != OK)

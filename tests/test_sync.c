@@ -260,11 +260,11 @@ static void test_bucket_size_changes_no_bits(void **state) {
     const int64_t sizes[] = {4096, 30000, 1 << 20, (int64_t)1 << 40};
     for (int a = 0; a < 4; a++) {
         Case reference = new_case(plain(ordered[a], sizes[0], true));
-        reference.config.ranks_per_node = 2;
+        strcpy(reference.config.ranks_per_node, "2");
         assert_ok(run(&reference, 5, ""));
         for (int i = 1; i < 4; i++) {
             Case other = new_case(plain(ordered[a], sizes[i], true));
-            other.config.ranks_per_node = 2;
+            strcpy(other.config.ranks_per_node, "2");
             assert_ok(run(&other, 5, ""));
             assert_same(&reference, &other);
             free(other.result);
@@ -366,7 +366,8 @@ static void test_two_runs_same_bits_on_odd_shapes(void **state) {
     for (int a = 0; a < ALGORITHMS; a++)
         for (int ranks = 5; ranks <= 7; ranks += 2) {
             Case first = new_case(plain(algorithms[a], 20000, true)), second = new_case(plain(algorithms[a], 20000, true));
-            first.config.ranks_per_node = second.config.ranks_per_node = 3;
+            strcpy(first.config.ranks_per_node, ranks == 5 ? "1,4" : "3");
+            strcpy(second.config.ranks_per_node, first.config.ranks_per_node);
             assert_ok(run(&first, ranks, ""));
             assert_ok(run(&second, ranks, "delay:rank=2,ms=1,every=7"));
             check_mean(&first, ranks);
@@ -429,7 +430,7 @@ static void test_uneven_batch_is_weighted_by_tokens(void **state) {
 static void test_lost_messages_name_rank_node_and_bucket(void **state) {
     (void)state;
     Case test = new_case(plain("ring", 20000, true));
-    test.config.ranks_per_node = 1;
+    strcpy(test.config.ranks_per_node, "1");
     test.config.timeout_s = 1;
     assert_int_equal(run(&test, 2, "drop:rank=1,message=12"), FAULT);
     const char *line = error_line(); /* whichever of the two waited first */
@@ -439,7 +440,74 @@ static void test_lost_messages_name_rank_node_and_bucket(void **state) {
     free(test.result);
 }
 
+/* ---- after a fault ---- */
+
+/* One step over a large array, after which its memory goes. */
+static Status large_step(Comm *comm, void *user) {
+    ParamTable table = {0};
+    param_add(&table, "wte", -1, 1 << 20, 1);
+    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
+    Sync *sync = NULL;
+    Status status = sync_create(&sync, comm, user, &(SyncSetup){.table = &table, .grads = grads});
+    if (status == OK) {
+        sync_begin(sync);
+        sync_mark_ready(sync, 0);
+        status = sync_wait(sync);
+    }
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+/* A rank dies in mid-bucket: while the survivors free their memory, others may still add from it. Under ASan. */
+static void test_memory_goes_after_a_fault(void **state) {
+    (void)state;
+    static const char *const names[] = {"reduce_scatter", "hierarchical", "ring"};
+    for (int i = 0; i < 3; i++)
+        for (int message = 1; message <= 20; message++) {
+            CommConfig config = plain(names[i], 1 << 30, true);
+            LoopConfig loop = {.ranks = 4};
+            snprintf(loop.faults, sizeof loop.faults, "die:rank=3,message=%d", message);
+            Status status = comm_run(&config, &loop, OK, large_step, &config);
+            assert_true(status == FAULT || message > 10);
+            assert_true(status == OK || strstr(error_line(), "rank 3"));
+        }
+}
+
+/* Rank 1 gives up in the middle of backward, after user's number of marks. */
+static Status leave_backward(Comm *comm, void *user) {
+    int marks = *(const int *)user;
+    CommConfig config = plain("reduce_scatter", 20000, true);
+    ParamTable table;
+    Sync *sync = NULL;
+    make_table(&table, LAYERS, WIDTH);
+    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
+    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
+    if (status == OK) {
+        sync_begin(sync);
+        for (int g = 0; g < (comm_rank(comm) == 1 ? marks : table.gradient_count); g++)
+            sync_mark_ready(sync, g);
+        status = comm_rank(comm) == 1 ? fault("disk full") : sync_wait(sync);
+    }
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+static void test_a_rank_leaves_backward(void **state) {
+    (void)state;
+    for (int marks = 0; marks < 8; marks++) {
+        CommConfig config = plain("auto", 20000, true);
+        assert_int_equal(comm_run(&config, &(LoopConfig){.ranks = 3}, OK, leave_backward, &marks), FAULT);
+        assert_string_equal(error_line(), "rank 1: disk full");
+    }
+}
+
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_a_rank_leaves_backward),
+    cmocka_unit_test(test_memory_goes_after_a_fault),
     cmocka_unit_test(test_uneven_batch_is_weighted_by_tokens),
     cmocka_unit_test(test_lost_messages_name_rank_node_and_bucket),
     cmocka_unit_test(test_cut),

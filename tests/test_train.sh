@@ -79,16 +79,20 @@ for ranks in 1 2 3 4; do
 done
 
 echo "- every algorithm on 2 x 2 ranks, overlap and bucket sizes"
-for algorithm in naive ring tree reduce_scatter hierarchical auto; do
+for algorithm in naive iallreduce ring tree reduce_scatter hierarchical auto; do
     how=loop
+    [ $MPI = 0 ] && [ $algorithm = iallreduce ] && continue
     [ $MPI = 1 ] && [ $algorithm != naive ] && how=mpi
     train $algorithm.2x2 4 $how comm.algorithm=$algorithm comm.ranks_per_node=2 comm.bucket_bytes=20K train.batch=6 \
-        train.val_batches=8
+        train.val_batches=8 log.trace="$work/$algorithm.json"
     same $algorithm.2x2 one loss
     same $algorithm.2x2 one grad_norm
 done
+[ $MPI = 0 ] || grep -q '"X","name":"all-reduce, bucket 1"' "$work/iallreduce.json" || fail "a trace of MPI's all-reduce"
 train leader.2x2 4 loop comm.algorithm=hierarchical comm.leader=yes comm.ranks_per_node=2 train.batch=6 train.val_batches=8
 same leader.2x2 one loss
+train unequal 4 loop comm.ranks_per_node=1,3 comm.bucket_bytes=20K train.batch=6 train.val_batches=8
+same unequal one loss
 train blocking.2x2 4 loop comm.ranks_per_node=2 comm.overlap=no comm.bucket_bytes=1G train.batch=6 train.val_batches=8
 cmp "$work/blocking.2x2/model.bin" "$work/auto.2x2/model.bin" || fail "overlap or bucket size changes the result"
 

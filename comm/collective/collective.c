@@ -3,9 +3,9 @@
 #include <stddef.h>
 #include <string.h>
 
-static const Collective *const collectives[] = {&collective_naive, &collective_native,         &collective_ring,
-                                                &collective_tree,  &collective_reduce_scatter, &collective_hierarchical,
-                                                &collective_leader, &collective_ring_requantise};
+static const Collective *const collectives[] = {
+    &collective_naive,          &collective_native,       &collective_iallreduce, &collective_ring, &collective_tree,
+    &collective_reduce_scatter, &collective_hierarchical, &collective_leader,     &collective_ring_requantise};
 
 const Collective *collective_find(const char *name) {
     for (size_t i = 0; i < sizeof collectives / sizeof *collectives; i++)

@@ -10,6 +10,7 @@
  *   name            steps        bytes sent by a rank         NIC              order of a sum
  *   naive           2 / 256 KiB  S; rank 0: (N-1) S           (N-n) S          ranks. The oracle, and slow
  *   native          MPI's choice, not told
+ *   iallreduce      the same, not blocking
  *   ring            2 (N-1)      2 (N-1)/N S                  2 (N-1)/N S      round the ring, chunk's first on
  *   tree            log2 N       log2 N S                     n log2 m S       pairs, pairs of pairs, ...
  *     > 64 KiB      2 log2 N     2 (N-1)/N S                  2 (m-1)/m S      the same
@@ -29,12 +30,17 @@
  * times its beta; and the work of the busiest rank, or of the busiest node's cores. Where a collective cuts its data,
  * the shorter of NIC and work hides behind the longer but for one piece. See cost.h.
  *
+ * Phases, as a trace shows them: naive reduce, broadcast; native barrier, all-reduce; iallreduce all-reduce; tree fold,
+ * halving, doubling, unfold, as far as they run; ring and reduce_scatter reduce-scatter, all-gather; hierarchical and
+ * leader on several nodes with several ranks reduce-scatter inside, between nodes, all-gather inside.
+ *
  * Adding one: a file with a const Collective, a line in collective.c, a line in the test table. */
 #ifndef COMM_COLLECTIVE_COLLECTIVE_H
 #define COMM_COLLECTIVE_COLLECTIVE_H
 
 #include "base/error.h"
 #include "base/param.h"
+#include "base/phases.h"
 #include "comm/compress/codec.h"
 #include "comm/transport/transport.h"
 
@@ -71,6 +77,7 @@ typedef struct Payload {
     float *scratch; /* f32[scratch_elems(...)], may hold anything */
     int64_t offset; /* of data[0] in the flat gradient: where blocks and the bounds of parts sit */
     Codec *codec;   /* NULL: everything travels as f32 */
+    Phases *phases; /* where the collective says when its phases were at work; NULL: nobody asks */
 } Payload;
 
 typedef struct Collective {
@@ -104,7 +111,7 @@ typedef struct Collective {
     int64_t (*owned)(const Group *group, int member, int64_t offset, int64_t elems, Slice *slices);
 } Collective;
 
-extern const Collective collective_naive, collective_native, collective_ring, collective_tree,
+extern const Collective collective_naive, collective_native, collective_iallreduce, collective_ring, collective_tree,
     collective_reduce_scatter, collective_hierarchical, collective_leader, collective_ring_requantise;
 
 /* NULL when there is none of that name. */

@@ -25,7 +25,9 @@ static double naive_predict_s(const Group *group, int64_t elems, const LinkCosts
            others * S * costs->add_s_per_byte;
 }
 
-static Status sum_at_first(const Group *group, float *data, int64_t elems, float *others) {
+enum { REDUCE, BROADCAST }; /* phases */
+
+static Status sum_at_first(const Group *group, float *data, int64_t elems, float *others, Phases *phases) {
     Transport *transport = group->transport;
     size_t bytes = (size_t)elems * sizeof(float);
     transport_group_begin(transport);
@@ -34,18 +36,22 @@ static Status sum_at_first(const Group *group, float *data, int64_t elems, float
     TRY(transport_group_end(transport));
     for (int i = 1; i < group->size; i++)
         vector_add(group->transport, data, others + (i - 1) * elems, elems);
+    phase_end(phases, REDUCE);
+    phase_begin(phases, BROADCAST, "broadcast");
     transport_group_begin(transport);
     for (int i = 1; i < group->size; i++)
         transport_send(transport, group->members[i], data, bytes);
     return transport_group_end(transport);
 }
 
-static Status sum_at_others(const Group *group, float *data, int64_t elems) {
+static Status sum_at_others(const Group *group, float *data, int64_t elems, Phases *phases) {
     Transport *transport = group->transport;
     size_t bytes = (size_t)elems * sizeof(float);
     transport_group_begin(transport);
     transport_send(transport, group->members[0], data, bytes);
     TRY(transport_group_end(transport));
+    phase_end(phases, REDUCE);
+    phase_begin(phases, BROADCAST, "broadcast");
     transport_group_begin(transport);
     transport_recv(transport, group->members[0], data, bytes);
     return transport_group_end(transport);
@@ -56,9 +62,11 @@ static Status naive_allreduce(const Group *group, const Payload *payload) {
     int64_t elems = payload->elems;
     for (int64_t start = 0; start < elems; start += SEGMENT_ELEMS) {
         int64_t segment = elems - start < SEGMENT_ELEMS ? elems - start : SEGMENT_ELEMS;
+        phase_begin(payload->phases, REDUCE, "reduce");
         vector_scale(group->transport, data + start, segment, scale);
-        TRY(group->self == 0 ? sum_at_first(group, data + start, segment, scratch)
-                             : sum_at_others(group, data + start, segment));
+        TRY(group->self == 0 ? sum_at_first(group, data + start, segment, scratch, payload->phases)
+                             : sum_at_others(group, data + start, segment, payload->phases));
+        phase_end(payload->phases, BROADCAST);
     }
     return OK;
 }

@@ -39,6 +39,7 @@ typedef struct Pipeline {
     float *data;
     Codec *codec;
     float scale;
+    Phases *phases;
     int first, last;           /* steps */
     bool direct[STAGES_MAX];   /* the stage's members share the memory of data */
     float *scales;             /* f32[members of stage 0] */
@@ -429,13 +430,29 @@ static Status complete(Pipeline *self, int index, int64_t segment) {
     return self->shape->coded[stage] ? decode_results(self, stage, segment) : OK;
 }
 
+/* Of a step: scatter and sum of stage 0, all of stage 1, gather of stage 0. None where this rank has no part. */
+static int phase_of(const Pipeline *self, int index) {
+    return self->shape->stages == 1 || index == 0 ? index : index == 3 ? 2 : 1;
+}
+static Phases *phases_of(const Pipeline *self, int index) {
+    return takes_part(self, index == 0 || index == 2 * self->shape->stages - 1 ? 0 : 1) ? self->phases : NULL;
+}
+static const char *phase_name(const Pipeline *self, int index) {
+    static const char *const names[STAGES_MAX][3] = {{"reduce-scatter", "all-gather"},
+                                                     {"reduce-scatter inside", "between nodes", "all-gather inside"}};
+    return names[self->shape->stages - 1][phase_of(self, index)];
+}
+
 /* Steps 0..stages-1 scatter, the others gather, from the last stage back to the first; one more only completes. */
 static Status step(Pipeline *self, int index, int64_t segment) {
     int stages = self->shape->stages, stage = index < stages ? index : 2 * stages - 1 - index;
-    if (index > self->first)
+    if (index > self->first) {
         TRY(complete(self, index - 1, segment));
+        phase_end(phases_of(self, index - 1), phase_of(self, index - 1));
+    }
     if (index == self->last)
         return OK;
+    phase_begin(phases_of(self, index), phase_of(self, index), phase_name(self, index));
     if (index >= stages)
         TRY(spread(self, stage, segment));
     else if (takes_part(self, stage) && self->shape->coded[stage])
@@ -515,6 +532,7 @@ Status pipeline_run(Transport *transport, const Shape *shape, const Stage *stage
                      .data = payload->data,
                      .codec = payload->codec,
                      .scale = payload->scale,
+                     .phases = payload->phases,
                      .first = part == PIPELINE_ALL_GATHER ? shape->stages : 0,
                      .last = part == PIPELINE_REDUCE_SCATTER ? shape->stages : 2 * shape->stages};
     Carver carver = {payload->scratch, 0};
@@ -531,5 +549,8 @@ Status pipeline_run(Transport *transport, const Shape *shape, const Stage *stage
         for (int index = 0; index < steps; index++)
             if (tick >= index && tick - index < self.cut.segments)
                 TRY(step(&self, self.first + index, tick - index));
-    return self.direct[0] ? name_permission(&self, true) : OK;
+    if (self.direct[0])
+        TRY(name_permission(&self, true));
+    phase_end(phases_of(&self, self.last - 1), phase_of(&self, self.last - 1));
+    return OK;
 }

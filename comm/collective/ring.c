@@ -27,12 +27,15 @@ enum {
     POLL_ELEMS = 16 << 10, /* added between two looks at the transport */
 };
 
+enum { REDUCE_SCATTER, ALL_GATHER }; /* phases */
+
 typedef struct Ring {
     Transport *transport;
     int size, self, to, from;
     float *data, *arrivals; /* f32[window][segment_elems] */
     int64_t elems, segment_elems, segments, window;
     float scale;
+    Phases *phases;
     Ticket tickets[WINDOW_MAX];
 } Ring;
 
@@ -69,7 +72,8 @@ static Ring ring_of(const Group *group, const Payload *payload) {
                   .segment_elems = segment_elems_of(chunk),
                   .segments = segments_of(chunk),
                   .window = least(segments_of(chunk), WINDOW_MAX),
-                  .scale = payload->scale};
+                  .scale = payload->scale,
+                  .phases = payload->phases};
 }
 
 /* Of the chunk that lies `back` chunks before this member's own. */
@@ -95,6 +99,8 @@ static float *arrival(const Ring *ring, int64_t unit) {
 /* Empty segments do not travel. */
 static void start_unit(Ring *ring, int64_t unit) {
     Slice out = leaving(ring, unit), in = arriving(ring, unit);
+    bool added = is_added(ring, unit);
+    phase_begin(ring->phases, added ? REDUCE_SCATTER : ALL_GATHER, added ? "reduce-scatter" : "all-gather");
     if (unit < ring->segments && ring->scale != 1)
         vector_scale(ring->transport, ring->data + out.start, out.elems, ring->scale);
     transport_group_begin(ring->transport);
@@ -152,6 +158,7 @@ static Status ring_allreduce(const Group *group, const Payload *payload) {
         TRY(transport_group_wait(ring.transport, ring.tickets[unit % ring.window]));
         if (is_added(&ring, unit))
             TRY(add_unit(&ring, unit));
+        phase_end(ring.phases, is_added(&ring, unit) ? REDUCE_SCATTER : ALL_GATHER);
         if (unit + ring.window < units)
             start_unit(&ring, unit + ring.window);
     }

@@ -18,6 +18,7 @@
 #include "comm/transport/vector.h"
 
 enum { SMALL_ELEMS = 16 << 10, STEPS_MAX = 31 };
+enum { FOLD, HALVING, DOUBLING, UNFOLD }; /* phases */
 
 typedef struct Range {
     int64_t start, end;
@@ -67,30 +68,39 @@ static int folds(const Group *group, int member) {
 
 /* ---- steps ---- */
 
-static Status fold(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
-    int role = folds(group, group->self);
-    Exchange exchange = {.out = data, .sum = data, .out_scale = scale, .sum_scale = scale};
+static Status fold(const Group *group, const Payload *payload, int role) {
+    float *data = payload->data;
+    Exchange exchange = {.out = data, .sum = data, .out_scale = payload->scale, .sum_scale = payload->scale};
     if (role > 0) {
         exchange.to = group->members[group->self + 1];
-        exchange.out_elems = elems;
-    } else if (role < 0) {
+        exchange.out_elems = payload->elems;
+    } else {
         exchange.from = group->members[group->self - 1];
-        exchange.sum_elems = elems;
+        exchange.sum_elems = payload->elems;
     }
-    return exchange_add(group->transport, &exchange, scratch);
+    phase_begin(payload->phases, FOLD, "fold");
+    TRY(exchange_add(group->transport, &exchange, payload->scratch));
+    phase_end(payload->phases, FOLD);
+    return OK;
 }
 
-static Status unfold(const Group *group, float *data, int64_t elems) {
-    int role = folds(group, group->self);
+static Status unfold(const Group *group, const Payload *payload, int role) {
+    size_t bytes = (size_t)payload->elems * sizeof(float);
+    phase_begin(payload->phases, UNFOLD, "unfold");
     transport_group_begin(group->transport);
     if (role > 0)
-        transport_recv(group->transport, group->members[group->self + 1], data, (size_t)elems * sizeof(float));
-    else if (role < 0)
-        transport_send(group->transport, group->members[group->self - 1], data, (size_t)elems * sizeof(float));
-    return transport_group_end(group->transport);
+        transport_recv(group->transport, group->members[group->self + 1], payload->data, bytes);
+    else
+        transport_send(group->transport, group->members[group->self - 1], payload->data, bytes);
+    TRY(transport_group_end(group->transport));
+    phase_end(payload->phases, UNFOLD);
+    return OK;
 }
 
-static Status doubling(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
+static Status doubling(const Group *group, const Payload *payload, float scale) {
+    float *data = payload->data, *scratch = payload->scratch;
+    int64_t elems = payload->elems;
+    phase_begin(payload->phases, DOUBLING, "doubling");
     if (scale != 1)
         vector_scale(group->transport, data, elems, scale);
     for (int step = 0; step < steps_of(group->size); step++) {
@@ -105,6 +115,7 @@ static Status doubling(const Group *group, float *data, int64_t elems, float sca
                              .sum_scale = 1};
         TRY(exchange_add(group->transport, &exchange, scratch));
     }
+    phase_end(payload->phases, DOUBLING);
     return OK;
 }
 
@@ -124,11 +135,13 @@ static Status swap(const Group *group, int partner, float *data, Range out, Rang
     return transport_group_end(group->transport);
 }
 
-static Status halving_doubling(const Group *group, float *data, int64_t elems, float scale, float *scratch) {
-    Range kept[STEPS_MAX + 1] = {{0, elems}}, given[STEPS_MAX];
+static Status halving_doubling(const Group *group, const Payload *payload, float scale) {
+    Range kept[STEPS_MAX + 1] = {{0, payload->elems}}, given[STEPS_MAX];
     int steps = steps_of(group->size), place = place_of(group->size, group->self);
+    float *data = payload->data;
+    phase_begin(payload->phases, HALVING, "halving");
     if (steps == 0)
-        vector_scale(group->transport, data, elems, scale);
+        vector_scale(group->transport, data, payload->elems, scale);
     for (int step = 0; step < steps; step++) {
         int upper = place >> step & 1, partner = group->members[partner_of(group, group->self, step)];
         given[step] = half_of(kept[step], !upper);
@@ -141,10 +154,13 @@ static Status halving_doubling(const Group *group, float *data, int64_t elems, f
                              .sum = data + kept[step + 1].start,
                              .sum_elems = kept[step + 1].end - kept[step + 1].start,
                              .sum_scale = step == 0 ? scale : 1};
-        TRY(exchange_add(group->transport, &exchange, scratch));
+        TRY(exchange_add(group->transport, &exchange, payload->scratch));
     }
+    phase_end(payload->phases, HALVING);
+    phase_begin(payload->phases, DOUBLING, "doubling");
     for (int step = steps - 1; step >= 0; step--)
         TRY(swap(group, group->members[partner_of(group, group->self, step)], data, kept[step + 1], given[step]));
+    phase_end(payload->phases, DOUBLING);
     return OK;
 }
 
@@ -156,18 +172,15 @@ static int64_t tree_scratch_elems(const Group *group, int64_t elems, const Codec
 }
 
 static Status tree_allreduce(const Group *group, const Payload *payload) {
-    float *data = payload->data, *scratch = payload->scratch, scale = payload->scale;
-    int64_t elems = payload->elems;
-    if (elems == 0)
-        return OK;
     int role = folds(group, group->self);
-    TRY(fold(group, data, elems, scale, scratch));
-    if (role < 0)
-        scale = 1; /* done while folding */
+    float scale = role < 0 ? 1 : payload->scale; /* while folding */
+    if (payload->elems == 0)
+        return OK;
+    if (role != 0)
+        TRY(fold(group, payload, role));
     if (role <= 0)
-        TRY(elems <= SMALL_ELEMS ? doubling(group, data, elems, scale, scratch)
-                                 : halving_doubling(group, data, elems, scale, scratch));
-    return unfold(group, data, elems);
+        TRY((payload->elems <= SMALL_ELEMS ? doubling : halving_doubling)(group, payload, scale));
+    return role != 0 ? unfold(group, payload, role) : OK;
 }
 
 static int fold_peer(const Group *group, int member, int step) {

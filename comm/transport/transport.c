@@ -57,6 +57,7 @@ bool transport_init(Transport *transport, const TransportOps *ops, int rank, int
 }
 
 void transport_release(Transport *transport) {
+    transport->failed = OK; /* no rank is at work on this one's memory any more */
     while (transport->region_count > 0)
         transport_unshare(transport, transport->regions[0].memory);
     free(transport->regions);
@@ -138,12 +139,13 @@ void transport_message_done(Transport *transport, Message *message) {
     transport->unused_group = place;
 }
 
-/* The first failure stays: what follows from it explains less. */
+/* The first failure stays: what follows from it explains less. Its messages' memory may go when the caller knows. */
 static Status remember(Transport *transport, Status status) {
     if (status == OK || transport->failed != OK)
         return status;
     transport->failed = status;
     snprintf(transport->failed_line, sizeof transport->failed_line, "%s", error_line());
+    transport->ops->abandon(transport);
     return status;
 }
 
@@ -206,10 +208,15 @@ void transport_call(Transport *transport, CallFn *fn, void *user, int argument) 
 
 Status transport_flush(Transport *transport) { return transport->ops->flush ? transport->ops->flush(transport) : OK; }
 
+Status transport_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin) {
+    if (transport->failed != OK)
+        return error_restore(transport->failed, transport->failed_line);
+    return remember(transport, transport->ops->allreduce_sum(transport, data, elems, may_spin));
+}
+
 void transport_abandon(Transport *transport) {
     if (transport->failed == OK)
         remember(transport, fault("rank %d gave up", transport->rank));
-    transport->ops->abandon(transport);
 }
 
 /* ---- nodes and counters ---- */

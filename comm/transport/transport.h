@@ -80,8 +80,8 @@ typedef struct TransportOps {
     bool one_process; /* ranks are threads, which share all memory */
 
     /* Takes the messages of transport->naming over and sends them on their way; each ends in transport_message_done.
-     * Like the others it returns FAULT when a rank is lost or sends what nobody expects: the transport is unusable
-     * then. */
+     * Like the others it returns FAULT when a rank is lost or sends what nobody expects: the transport is abandoned
+     * and unusable then. */
     Status (*start)(Transport *transport);
 
     /* Of all groups, without sleeping; `group`, or NULL, is the one that the caller asks for. */
@@ -89,8 +89,9 @@ typedef struct TransportOps {
     Status (*wait)(Transport *transport, const MessageGroup *group); /* progress until it has arrived */
     void (*abandon)(Transport *transport); /* the transport touches no memory of its messages any more */
 
-    /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. */
-    Status (*allreduce_sum)(Transport *transport, float *data, int64_t elems);
+    /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. It waits as `wait` does,
+     * or, if it may spin, as it likes and for ever. */
+    Status (*allreduce_sum)(Transport *transport, float *data, int64_t elems, bool may_spin);
 
     /* Of a transport that moves a device's memory; NULL where work is done when a call returns. See below. */
     void (*mark)(Transport *transport, int mark);
@@ -155,7 +156,11 @@ void transport_follow(Transport *transport, int mark);
 void transport_call(Transport *transport, CallFn *fn, void *user, int argument);
 Status transport_flush(Transport *transport);
 
-/* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT. */
+/* Of ops->allreduce_sum, where there is one. No group may be under way. */
+Status transport_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin);
+
+/* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT.
+ * A call that returns FAULT has done it already. */
 void transport_abandon(Transport *transport);
 
 /* Memory that the ranks of this node can reach: every rank of the transport calls it, in the same order, with the same
@@ -163,7 +168,8 @@ void transport_abandon(Transport *transport);
  * NULL: no memory. */
 void *transport_share(Transport *transport, size_t bytes);
 
-/* Not collective; NULL is allowed. Peers may no longer touch it. */
+/* Not collective; NULL is allowed. Peers may no longer touch it, unless the transport has failed: peers that do not
+ * know yet may be at work on it, so where ranks are threads it stays until transport_release. */
 void transport_unshare(Transport *transport, void *memory);
 
 /* Where this rank finds what `peer` holds at the same place of its own shared memory as `mine` is in ours; NULL when

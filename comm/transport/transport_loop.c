@@ -274,8 +274,6 @@ static Status loop_wait_group(Transport *transport, const MessageGroup *group) {
     LoopRank *self = (LoopRank *)transport;
     pthread_mutex_lock(&self->world->lock);
     Status status = complete_group(self, group);
-    if (status != OK)
-        withdraw(self);
     self->world->waiting_for[transport->rank] = -1;
     pthread_mutex_unlock(&self->world->lock);
     return status;
@@ -294,8 +292,6 @@ static Status loop_progress(Transport *transport, const MessageGroup *group) {
     LoopRank *self = (LoopRank *)transport;
     pthread_mutex_lock(&self->world->lock);
     Status status = progress_or_fail(self, group);
-    if (status != OK)
-        withdraw(self);
     pthread_mutex_unlock(&self->world->lock);
     return status;
 }

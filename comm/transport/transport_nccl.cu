@@ -113,7 +113,9 @@ static void nccl_abandon(Transport *transport) {
     self->comm = NULL;
 }
 
-static Status nccl_allreduce_sum(Transport *transport, float *data, int64_t elems) {
+/* Never spins: it only joins the lane. */
+static Status nccl_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin) {
+    (void)may_spin;
     NcclTransport *self = nccl_of(transport);
     if (!self->comm)
         return fault("NCCL: the communicator was aborted");

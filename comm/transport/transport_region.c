@@ -238,6 +238,8 @@ void *transport_share(Transport *transport, size_t bytes) {
 }
 
 void transport_unshare(Transport *transport, void *memory) {
+    if (transport->ops->one_process && transport->failed != OK)
+        return;
     for (int i = 0; memory && i < transport->region_count; i++)
         if (transport->regions[i].memory == memory) {
             destroy_region(transport, &transport->regions[i]);
