@@ -65,6 +65,8 @@ refuse() { # LINE ARGUMENTS...
     [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q -- "^cluster: .*$1" "$work/err" || fail "$*: $(cat "$work/err")"
 }
 refuse 'expected a command' --nodes 2
+refuse './nosuch: no program' -- ./nosuch
+refuse './README.md: no program' --plain -- ./README.md
 refuse 'unknown option' --fast -- true
 refuse 'found 2$' --nodes 3 --ranks-per-node 1,2 -- true
 refuse '--rate: expected' --rate 1gigabyte -- true
