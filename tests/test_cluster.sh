@@ -57,6 +57,7 @@ expect 0 'node0 node0 node1' --ranks-per-node 2,1 -- hostname
 expect 3 '' --ranks-per-node 1 -- sh -c "exit 3 # $mark"
 expect 5 'node0 slots=1 node1 slots=1 node2 slots=1' --plain --nodes 3 --ranks-per-node 1 -- \
     sh -c "cat \$CLUSTER_HOSTFILE; exit 5 # $mark"
+expect 0 '0 reno' --plain -- sh -c 'cd /proc/sys/net/ipv4; cat tcp_congestion_control tcp_slow_start_after_idle'
 nothing_left failure
 
 echo "- what is refused"
@@ -65,6 +66,8 @@ refuse() { # LINE ARGUMENTS...
     [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q -- "^cluster: .*$1" "$work/err" || fail "$*: $(cat "$work/err")"
 }
 refuse 'expected a command' --nodes 2
+refuse './nosuch: no program' -- ./nosuch
+refuse './README.md: no program' --plain -- ./README.md
 refuse 'unknown option' --fast -- true
 refuse 'found 2$' --nodes 3 --ranks-per-node 1,2 -- true
 refuse '--rate: expected' --rate 1gigabyte -- true

@@ -9,11 +9,11 @@ enum {
     SLOTS = 2,                    /* segments that arrive at a time: one is added, the next one travels */
     RESULT_SLOTS = 3,             /* segments whose coded result is still on its way */
     SEGMENT_MIN_ELEMS = 16 << 10, /* below, latency costs more than the pipeline gains */
-    SEGMENT_MAX_ELEMS = 128 << 10,
+    SEGMENT_MAX_ELEMS = 64 << 10, /* the last one of a column travels alone */
     DEVICE_SEGMENT_ELEMS = 4 << 20, /* a device starts each piece of work anew: few and large ones */
-    ARRIVALS_ELEMS = 512 << 10, /* of all members together: stays in the outer cache */
-    SEGMENTS_MIN = 4,           /* what a pipeline needs to fill */
-    BLOCK_ELEMS = 2048,         /* its sum stays in the inner cache */
+    ARRIVALS_ELEMS = 512 << 10,   /* of all members together: stays in the outer cache */
+    SEGMENTS_WANTED = 12,         /* the shares of filling and emptying the pipeline are small then */
+    BLOCK_ELEMS = 2048,           /* its sum stays in the inner cache */
     BLOCKS_PER_POLL = 8,
 };
 static_assert(CHUNK_ALIGN_ELEMS % BLOCK_ELEMS == 0, "");
@@ -67,7 +67,7 @@ static Slice slice_of(const Cut *cut, Slice whole, int parts, int i) {
 static int64_t segment_elems_of(const Shape *shape, int64_t elems) {
     int64_t part = (elems + shape->owners[0] - 1) / shape->owners[0];
     int64_t unit = (int64_t)CHUNK_ALIGN_ELEMS * (shape->stages > 1 ? shape->owners[1] : 1);
-    int64_t wanted = least(part / SEGMENTS_MIN, SEGMENT_MAX_ELEMS);
+    int64_t wanted = least(part / SEGMENTS_WANTED, SEGMENT_MAX_ELEMS);
     wanted = least(wanted, ARRIVALS_ELEMS / most(shape->members[0] - 1, 1));
     if (!shape->on_host)
         wanted = least(part, DEVICE_SEGMENT_ELEMS);

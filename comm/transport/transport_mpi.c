@@ -32,7 +32,7 @@
 
 #define POLL_S 100e-6 /* messages of up to 1 MiB come sooner, where nobody else has the core */
 #define SPIN_S 1e-3   /* shorter, and pieces that arrive every 0.1 ms find us asleep */
-#define LONG_YIELD_S 100e-6
+#define LONG_YIELD_S 500e-6 /* a time slice is longer; three ranks that poll on this core take POLL_S each */
 #define CROWDED_S 0.1 /* for so long one long yield is remembered */
 #define NAP_S 20e-6   /* of which the kernel makes about 80 */
 #define SLEEP_SHARE 0.0625 /* of the time waited: what a sleep can add to it */
