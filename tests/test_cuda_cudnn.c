@@ -105,7 +105,8 @@ static void test_refused(void **state) {
  * operations in the softmax; of the others test_cuda_cudnn_results says that they are right. */
 static void test_spoilt_graphs(void **state) {
     (void)state;
-    static const char *const refused[] = {"....xxxxxxx", "x.......x....", "x.......x..."}; /* x */
+    /* per pass and operation; x must be refused */
+    static const char *const refused[] = {"....xxxxxxx", "x.......x....", "x.......x..."};
     skip_without_driver();
     if (engines() < 0)
         skip_because("an emulated build has no cuDNN to ask");
