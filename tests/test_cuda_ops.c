@@ -101,6 +101,31 @@ static void test_attention_cached_long(void **state) {
     on_card_once(CUDA_BF16, check_attention_cached_long, SEED);
 }
 
+/* More bytes at once, and in two calls, than uploads are staged in. The host's array may change at once. */
+static void check_upload(const OpsDevice *device) {
+    enum { COUNT = 3 << 20, PIECES = 2 };
+    Case c = case_begin(device, 1, 1, 1, 1);
+    float *values = host_bytes(&c, COUNT * sizeof *values), *copies[PIECES];
+    for (int piece = 0; piece < PIECES; piece++) {
+        copies[piece] = device_bytes(&c, COUNT * sizeof(float));
+        for (int i = 0; i < COUNT; i++)
+            values[i] = (float)(i + piece);
+        c.ops->upload(&c.context, copies[piece], values, COUNT * sizeof(float));
+    }
+    for (int piece = 0; piece < PIECES; piece++) {
+        c.ops->download(&c.context, values, copies[piece], COUNT * sizeof(float));
+        for (int i = 0; i < COUNT; i++)
+            if (!(values[i] == (float)(i + piece)))
+                fail_msg("piece %d, element %d: found %g", piece, i, (double)values[i]);
+    }
+    case_end(&c);
+}
+
+static void test_upload(void **state) {
+    (void)state;
+    on_card(CUDA_F32, check_upload);
+}
+
 static void test_linear_tf32(void **state) {
     (void)state;
     on_card(CUDA_TF32, check_linear_forward);
@@ -128,6 +153,7 @@ static const struct CMUnitTest tests[] = {
     BOTH(head),
     BOTH(head_extremes),
     BOTH(mean),
+    cmocka_unit_test(test_upload),
 };
 
 CHECK_MAIN(tests)
