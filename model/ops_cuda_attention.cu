@@ -1,5 +1,5 @@
-/* Causal attention on the cuda device: our own path, which takes every shape. A faster one for some shapes is asked
- * first where attention_forward and attention_backward, at the end, begin; both must leave the same lse.
+/* Causal attention on the cuda device: our own path, which takes every shape. ops_cuda_cudnn.cu puts cuDNN's before it;
+ * both leave the same lse.
  *
  * Scores are held for a tile only: some heads of one sequence, SCORE_QUERIES queries, and the keys up to the last of
  * these. So memory is SCORE_BYTES, or one head's tile where that is more, whatever B and NH; and of the masked half

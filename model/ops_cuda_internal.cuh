@@ -144,7 +144,12 @@ template <class... More> static inline bool aligned(const void *at, More... more
             LAUNCH((kernel<A, 1>), __VA_ARGS__);                         \
     } while (0)
 
-/* After launches: a launch that was refused is noted. */
-#define CHECK_LAUNCH(ops) CHECK_CUDA((ops)->gpu, cudaGetLastError())
+/* After launches: one that was refused is noted, with the name of the function that asked for it. */
+#define CHECK_LAUNCH(ops)                                                    \
+    do {                                                                     \
+        cudaError_t error_ = cudaGetLastError();                             \
+        if (error_ != cudaSuccess)                                           \
+            gpu_fault((ops)->gpu, __func__, cudaGetErrorString(error_));     \
+    } while (0)
 
 #endif

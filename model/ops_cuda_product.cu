@@ -272,9 +272,11 @@ bool product(CudaOps *ops, const Product *p) {
         return p->epilogue == EPILOGUE_NONE;
     describe_pointers(products, plan, p);
     float one = p->add ? 1.0f : 0.0f;
-    CHECK_LT(products->gpu,
-             cublasLtMatmul(products->handle, plan->product, &p->scale, p->right.at, plan->right, p->left.at,
-                            plan->left, &one, p->add ? p->add : p->out, plan->out, p->out, plan->out, &plan->algorithm,
-                            products->workspace, plan->workspace_bytes, ops->stream));
+    cublasStatus_t status =
+        cublasLtMatmul(products->handle, plan->product, &p->scale, p->right.at, plan->right, p->left.at, plan->left,
+                       &one, p->add ? p->add : p->out, plan->out, p->out, plan->out, &plan->algorithm,
+                       products->workspace, plan->workspace_bytes, ops->stream);
+    if (status != CUBLAS_STATUS_SUCCESS)
+        gpu_fault(products->gpu, "a product of matrices", cublasLtGetStatusString(status));
     return true;
 }
