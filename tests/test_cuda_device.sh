@@ -17,10 +17,13 @@ expect 1 "^train: GPU 0, $gpu: in use exclusively by another process; .*CUDA_VIS
 expect 1 "CUDA_VISIBLE_DEVICES; run.device=cpu does without$" run.device=auto
 export CUDART_FAIL=cudaFree:1:2
 expect 1 "^train: GPU 0, $gpu: its memory is full; .*CUDA_VISIBLE_DEVICES$" run.device=cuda
-export CUDART_FAIL=cudaGetDeviceCount:1:35
+unset CUDART_FAIL
+export CUDART_DRIVER=11020
 expect 1 "^train: no GPU was found: the NVIDIA driver is too old for this build$" run.device=cuda
 expect 0 "device  *no GPU was found: the NVIDIA driver is too old for this build, cpu$"
-unset CUDART_FAIL
+export CUDART_DRIVER=0
+expect 1 "^train: no GPU was found: no NVIDIA driver$" run.device=cuda
+unset CUDART_DRIVER
 export CUDART_DEVICES=0
 expect 0 "device  *no GPU was found: none is visible to this process, cpu$"
 exit $failures

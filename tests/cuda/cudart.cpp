@@ -30,7 +30,7 @@ struct Runtime {
     std::mutex lock;
     /* devices */
     int devices = (int)from_environment("CUDART_DEVICES", 1);
-    int major = 9, minor = 0, driver_version = CUDART_VERSION;
+    int major = 9, minor = 0, driver_version = (int)from_environment("CUDART_DRIVER", CUDART_VERSION);
     size_t memory_bytes = (size_t)from_environment("CUDART_MEMORY_MIB", 16 << 10) << 20;
     /* memory, by its first byte */
     std::map<const char *, Allocation> device_memory;

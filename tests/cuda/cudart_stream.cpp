@@ -92,13 +92,13 @@ static Stream *any_stream(Driver &d) {
 static void run_first(Driver &d, Stream *s, Lock &locked) {
     Item item = std::move(s->queue.front());
     s->queue.pop_front();
-    if (!item.work)
-        return;
-    s->running = true;
-    locked.unlock();
-    item.work();
-    locked.lock();
-    s->running = false;
+    if (item.work) {
+        s->running = true;
+        locked.unlock();
+        item.work();
+        locked.lock();
+        s->running = false;
+    }
     d.changed.notify_all();
 }
 

@@ -1,6 +1,6 @@
 /* What a test can ask of the emulator and of the stand-ins for the CUDA runtime (CUDA=emulate). Each holds for the
  * whole process. The environment sets the same before the first call: EMULATOR_SEED=7, CUDART_LATE=1, CUDART_DEVICES=0,
- * CUDART_MEMORY_MIB=64, CUDART_FAIL=cudaMalloc:3:2 (function:call:error). */
+ * CUDART_DRIVER=11020 (0: none), CUDART_MEMORY_MIB=64, CUDART_FAIL=cudaMalloc:3:2 (function:call:error). */
 #ifndef TESTS_CUDA_STAND_INS_H
 #define TESTS_CUDA_STAND_INS_H
 
