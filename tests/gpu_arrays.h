@@ -5,6 +5,9 @@
 #include "base/gpu.h"
 #include "tests/check.h"
 
+/* Of cudaError_t. */
+enum { CUDA_OUT_OF_MEMORY = 2, CUDA_LAUNCH_FAILED = 719 };
+
 /* The first card; skips the test where there is none. */
 static inline Gpu *open_gpu(void) {
     const char *why;
@@ -41,6 +44,16 @@ __attribute__((weak)) void emulator_seed(uint64_t seed);
 static inline void shuffle_threads(uint64_t seed) {
     if (emulator_seed)
         emulator_seed(seed);
+}
+
+/* Where CUDA's runtime is a stand-in: the call-th call of `function` from now on returns `error`; NULL ends that. Skips
+ * the test on a card. */
+__attribute__((weak)) void cudart_fail(const char *function, int call, int error);
+
+static inline void fail_call(const char *function, int call, int error) {
+    if (!cudart_fail)
+        skip();
+    cudart_fail(function, call, error);
 }
 
 static inline void gpu_give(Gpu *gpu, void *device) { memory_free(gpu_memory(gpu), device); }

@@ -333,6 +333,29 @@ static void test_wild_index(void **state) {
     gpu_close(gpu);
 }
 
+/* A kernel that cannot run does not pass unseen. */
+static void test_failed_launch(void **state) {
+    (void)state;
+    FOR_EACH_CASE(c)
+        for (int operation = 0; operation < 3; operation++) {
+            Gpu *gpu = open_gpu();
+            const CudaCompressor *cuda = cuda_compressor(c->compressor);
+            float *values = memory_alloc(gpu_memory(gpu), 4096);
+            void *wire = memory_alloc(gpu_memory(gpu), 4096);
+            fail_call("cudaLaunchKernel", 1, CUDA_LAUNCH_FAILED);
+            if (operation == 0)
+                cuda->encode(gpu, gpu_stream(gpu), &c->options, 0, 100, values, 1, NULL, NULL, wire);
+            else
+                (operation == 1 ? cuda->decode : cuda->decode_add)(gpu, gpu_stream(gpu), &c->options, 0, 100, wire,
+                                                                   values);
+            assert_int_equal(gpu_finish(gpu), FAULT);
+            fail_call(NULL, 0, 0);
+            gpu_give(gpu, values);
+            gpu_give(gpu, wire);
+            gpu_close(gpu);
+        }
+}
+
 static void test_table(void **state) {
     (void)state;
     FOR_EACH_CASE(c)
@@ -347,6 +370,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_many_blocks),
     cmocka_unit_test(test_ends_of_memory),
     cmocka_unit_test(test_wild_index),
+    cmocka_unit_test(test_failed_launch),
     cmocka_unit_test(test_table),
 };
 

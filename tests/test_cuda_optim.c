@@ -422,6 +422,61 @@ static void test_norm_of_nothing(void **state) {
     gpu_close(card);
 }
 
+/* ---- faults ---- */
+
+static void test_lack_of_memory(void **state) {
+    (void)state;
+    Gpu *card = open_gpu();
+    ParamTable table = make_table(true);
+    CudaOptim *optim;
+    AdamW adamw;
+    NormPlan plan;
+    assert_ok(cuda_optim_create(&optim, card, NULL, SEED));
+    for (int call = 1; call <= 3; call++) {
+        fail_call("cudaMalloc", call, CUDA_OUT_OF_MEMORY);
+        assert_int_equal(adamw_create(&adamw, &table, NULL, gpu_memory(card), cuda_optim(optim)), FAULT);
+        assert_non_null(strstr(error_line(), "out of memory"));
+        fail_call(NULL, 0, 0);
+        adamw_destroy(&adamw);
+    }
+    for (int call = 1; call <= 2; call++) {
+        fail_call("cudaMalloc", call, CUDA_OUT_OF_MEMORY);
+        assert_int_equal(norm_plan_create(&plan, &table, cuda_optim(optim)), FAULT);
+        assert_non_null(strstr(error_line(), "out of memory"));
+        fail_call(NULL, 0, 0);
+        norm_plan_destroy(&plan);
+    }
+    cuda_optim_destroy(optim);
+    param_table_free(&table);
+    gpu_close(card);
+}
+
+/* A kernel that cannot run does not pass unseen. */
+static void test_failed_launch(void **state) {
+    (void)state;
+    ParamTable table = make_table(true);
+    for (int norm = 0; norm < 2; norm++) {
+        Gpu *card = open_gpu();
+        Twin twin;
+        twin_create(&twin, card, &table, NULL, 0);
+        NormPlan plan;
+        assert_ok(norm_plan_create(&plan, &table, cuda_optim(twin.optim)));
+        double *sums = calloc((size_t)plan.units, sizeof *sums);
+        fail_call("cudaLaunchKernel", 1, CUDA_LAUNCH_FAILED);
+        if (norm)
+            norm_partial(&plan, twin.device_grads, NULL, sums);
+        else
+            adamw_update(&twin.gpu, &gpt2_optim, 1e-3, 1, twin.device_params, twin.device_grads);
+        assert_int_equal(gpu_finish(card), FAULT);
+        fail_call(NULL, 0, 0);
+        free(sums);
+        norm_plan_destroy(&plan);
+        twin_destroy(&twin);
+        gpu_close(card);
+    }
+    param_table_free(&table);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_update_of_everything),
     cmocka_unit_test(test_update_of_shards),
@@ -431,6 +486,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_rounding_of_nan),
     cmocka_unit_test(test_norm),
     cmocka_unit_test(test_norm_of_nothing),
+    cmocka_unit_test(test_lack_of_memory),
+    cmocka_unit_test(test_failed_launch),
 };
 
 CHECK_MAIN(tests)
