@@ -69,15 +69,15 @@ grep -q "topk between nodes with error feedback from step 101 on" "$work/topk10.
 
 # A value that top-k 1 % leaves behind comes some 100 steps later, all at once, and Adam's momentum stretches it over
 # ten more: in only 100 compressed steps error feedback loses more by that than it gains (2.503 against 2.481 without).
-# It wins within them without momentum, and with it in a longer run.
+# It wins within them without momentum, and with it in a longer run. On a smaller model, which learns faster: 2.2 to
+# 2.6 % and 1.9 % over three seeds.
 echo "- top-k 1 % is worse without error feedback"
-topk1="comm.compress=topk comm.topk_density=0.01"
-long="train.steps=1000 model.layers=2 model.channels=64"
+topk1="comm.compress=topk comm.topk_density=0.01 model.layers=2 model.channels=64"
 train topk1 $topk1 optim.beta1=0
 train topk1.without $topk1 optim.beta1=0 comm.error_feedback=no
 worse topk1.without topk1 1
-train topk1.long $topk1 $long
-train topk1.long.without $topk1 $long comm.error_feedback=no
-worse topk1.long.without topk1.long 2
+train topk1.long $topk1 train.steps=600
+train topk1.long.without $topk1 train.steps=600 comm.error_feedback=no
+worse topk1.long.without topk1.long 1
 
 [ $failures = 0 ] || { echo "$failures failure(s)"; exit 1; }
