@@ -11,7 +11,8 @@ struct Comm {
     /* set once */
     Transport *transport; /* borrowed */
     Group world;
-    int local_rank, local_ranks, node, nodes;
+    int local_rank, local_ranks, node, nodes, machine_ranks;
+    bool by_numa;
     Engine *engine; /* owned; NULL with a single rank */
     Allocator memory; /* what comm_memory returns */
     /* of the rank */
@@ -23,6 +24,7 @@ enum { COMM_REDUCE_COUNT = 64 }; /* values that comm_reduce moves at a time */
 
 /* The choices of [comm] algorithm: auto, and the names of collectives. */
 extern const char comm_algorithms[];
+extern const char comm_groups[];
 extern const char comm_compressors[], comm_requantisations[];
 
 /* `transport` is borrowed and must outlive the comm. */
