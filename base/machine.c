@@ -5,6 +5,7 @@
 
 #include <hwloc.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +13,29 @@
 
 static hwloc_topology_t topology;
 static hwloc_cpuset_t allowed; /* affinity of the process at the first question, before threads bind themselves */
+static int numa_domains, numa_domain = -1;
 static char cpu_name[128] = "unknown CPU";
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* Memories with the same threads, such as fast and large ones side by side, are one domain. */
+static bool is_first_with_its_threads(hwloc_obj_t memory) {
+    hwloc_obj_t first = NULL;
+    do
+        first = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, first);
+    while (!hwloc_bitmap_isequal(first->cpuset, memory->cpuset));
+    return first == memory;
+}
+
+static void look_at_memories(void) {
+    hwloc_obj_t memory = NULL;
+    while ((memory = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_NUMANODE, memory))) {
+        if (hwloc_bitmap_iszero(memory->cpuset) || !is_first_with_its_threads(memory))
+            continue;
+        if (hwloc_bitmap_isincluded(allowed, memory->cpuset))
+            numa_domain = numa_domains;
+        numa_domains++;
+    }
+}
 
 static void look(void) {
     allowed = hwloc_bitmap_alloc();
@@ -28,6 +50,7 @@ static void look(void) {
     const char *name = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
     if (name)
         snprintf(cpu_name, sizeof cpu_name, "%s", name);
+    look_at_memories();
 }
 
 const char *machine_cpu(void) {
@@ -45,6 +68,16 @@ int machine_all_cores(void) {
     pthread_once(&once, look);
     int count = hwloc_bitmap_weight(hwloc_topology_get_allowed_cpuset(topology));
     return count > 0 ? count : 1;
+}
+
+int machine_numa_domains(void) {
+    pthread_once(&once, look);
+    return numa_domains > 0 ? numa_domains : 1;
+}
+
+int machine_numa_domain(void) {
+    pthread_once(&once, look);
+    return numa_domain;
 }
 
 void machine_binding(char *text, int size) {

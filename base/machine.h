@@ -16,6 +16,12 @@ int machine_all_cores(void);
 /* The affinity mask as a list, e.g. "0-3,8". Writes at most `size` bytes, always terminated. */
 void machine_binding(char *text, int size);
 
+/* NUMA domains of the machine: memories with hardware threads of their own. At least 1. */
+int machine_numa_domains(void);
+
+/* The domain, from 0 on, in which all hardware threads of this process lie; -1: there is no such one. */
+int machine_numa_domain(void);
+
 /* Memory that could still be taken now, in bytes: the kernel's MemAvailable, or less under a cgroup limit. */
 int64_t machine_memory_available(void);
 

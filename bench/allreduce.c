@@ -35,7 +35,7 @@ typedef struct BenchOptions {
     bool help;
     int64_t minbytes, maxbytes, stepfactor, iters, warmup_iters, check, loop_ranks;
     char algorithm[OPTION_TEXT], ranks_per_node[OPTION_TEXT];
-    int compress, compress_scope;
+    int group, compress, compress_scope;
     double density;
     bool leader, json;
 } BenchOptions;
@@ -430,6 +430,8 @@ static const Option table[] = {
      .min = 1e-4, .max = 0.5, .help = "topk: share of the values that travel"},
     {.key = "ranks_per_node", .type = OPTION_STRING, .offset = offsetof(BenchOptions, ranks_per_node), .initial = "0",
      .help = "0: as found; 4: so many ranks in a row count as one node; 3,2: unequal nodes"},
+    {.key = "group", .type = OPTION_CHOICE, .offset = offsetof(BenchOptions, group), .initial = "node",
+     .choices = comm_groups, .help = "numa: each NUMA domain that ranks are bound to counts as a node of its own"},
     {.key = "leader", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, leader), .initial = "no",
      .help = "hierarchical: one rank per node talks to other nodes"},
     INTEGER(loop_ranks, "1", 1, 256, "ranks as threads, when mpirun did not start the program"),
@@ -481,6 +483,7 @@ static Status read_arguments(BenchOptions *options, CommConfig *comm, LoopConfig
                            (long long)options->minbytes);
     if (status == OK && options->loop_ranks > 1)
         loop->ranks = options->loop_ranks;
+    comm->group = status == OK ? options->group : 0;
     if (status == OK)
         snprintf(comm->ranks_per_node, sizeof comm->ranks_per_node, "%s", options->ranks_per_node);
     return status;

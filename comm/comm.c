@@ -6,6 +6,8 @@
 #include "comm/internal.h"
 #include "comm/nodes.h"
 
+#include "base/machine.h"
+
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
@@ -15,6 +17,7 @@
 enum { LINE_BYTES = 1024 };
 
 const char comm_algorithms[] = "auto|naive|native|iallreduce|ring|tree|reduce_scatter|hierarchical";
+const char comm_groups[] = "node|numa";
 const char comm_compressors[] = "none|bf16|int8|int4|topk|int8_tensor";
 const char comm_requantisations[] = "no|ring";
 
@@ -31,6 +34,8 @@ const Option comm_options[] = {
      .help = "gradients reduced at a time: whole layers, or slices of a larger one"},
     {"ranks_per_node", OPTION_STRING, offsetof(CommConfig, ranks_per_node), "0",
      .help = "0: as found; 4: so many ranks in a row count as one node; 3,2: unequal nodes"},
+    {"group", OPTION_CHOICE, offsetof(CommConfig, group), "node", .choices = comm_groups,
+     .help = "numa: each NUMA domain that ranks are bound to counts as a node of its own"},
     {"calibrate", OPTION_BOOL, offsetof(CommConfig, calibrate), "yes",
      .help = "measure the links at the start (up to half a second), to predict each bucket's time"},
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
@@ -92,9 +97,25 @@ static void find_local_ranks(Comm *comm) {
     }
 }
 
+/* Also where nodes stay whole: a rank with another configuration is found out by the next message, not waited for. */
+static Status find_domains(Comm *comm) {
+    int mine = machine_numa_domain(), *domains = calloc((size_t)comm_ranks(comm), sizeof *domains);
+    if (!domains)
+        return fault("no memory for the domains of %d ranks", comm_ranks(comm));
+    Status status = comm_gather(comm, &mine, domains, sizeof mine);
+    if (status == OK && comm->by_numa)
+        nodes_split(comm->transport, domains);
+    free(domains);
+    return status;
+}
+
 Status comm_set_nodes(Comm *comm, const CommConfig *config) {
+    comm->by_numa = strcmp(option_choice(comm_groups, config->group), "numa") == 0;
     TRY(nodes_check(config->ranks_per_node, comm_ranks(comm)));
     nodes_place(comm->transport, config->ranks_per_node);
+    find_local_ranks(comm);
+    comm->machine_ranks = comm->local_ranks;
+    TRY(find_domains(comm));
     find_local_ranks(comm);
     return OK;
 }
@@ -140,6 +161,7 @@ Status comm_create(Comm **result, Transport *transport) {
     for (int rank = 0; rank < ranks; rank++)
         members[rank] = rank;
     find_local_ranks(comm);
+    comm->machine_ranks = comm->local_ranks;
     comm->memory = host_memory;
     if (ranks == 1)
         return OK;
@@ -162,6 +184,8 @@ int comm_local_rank(const Comm *comm) { return comm->local_rank; }
 int comm_local_ranks(const Comm *comm) { return comm->local_ranks; }
 int comm_nodes(const Comm *comm) { return comm->nodes; }
 int comm_node(const Comm *comm) { return comm->node; }
+bool comm_nodes_are_numa(const Comm *comm) { return comm->by_numa; }
+int comm_machine_ranks(const Comm *comm) { return comm->machine_ranks; }
 const char *comm_transport_name(const Comm *comm) { return comm->world.transport->ops->name; }
 
 /* ---- small things ---- */

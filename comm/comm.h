@@ -28,6 +28,7 @@ typedef struct CommConfig {
     bool overlap;           /* buckets leave during backward; no: all of them after it */
     int64_t bucket_bytes;   /* target; buckets are whole layers unless a layer is larger */
     char ranks_per_node[OPTION_TEXT]; /* which ranks count as one node: comm/nodes.h */
+    int group;              /* node|numa: each NUMA domain that ranks are bound to counts as a node */
     bool calibrate;         /* measure the links at the start, for the predictions */
     int64_t verify_every;   /* every so many steps all ranks compare a hash of their parameters; 0: never */
     int64_t timeout_s;      /* a rank that waits longer for another one gives up, naming it */
@@ -77,6 +78,8 @@ int comm_ranks(const Comm *comm);      /* world size */
 int comm_local_rank(const Comm *comm); /* among the ranks of this node */
 int comm_local_ranks(const Comm *comm);
 int comm_nodes(const Comm *comm);
+bool comm_nodes_are_numa(const Comm *comm);    /* comm.group = numa: nodes are NUMA domains */
+int comm_machine_ranks(const Comm *comm);      /* ranks of this node, and of all domains that it was split into */
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 const char *comm_transport_name(const Comm *comm);
 

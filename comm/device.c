@@ -16,7 +16,7 @@ static const char *obstacle(const Comm *comm) {
     const char *why;
     if (!device_transport())
         return "this build has no NCCL";
-    if (comm->local_ranks > gpu_count(&why))
+    if (comm->machine_ranks > gpu_count(&why))
         return "NCCL needs a GPU for each rank of a node";
     return NULL;
 }

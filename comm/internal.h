@@ -13,7 +13,8 @@ struct Comm {
     Group world;          /* over the transport that moves gradients: `transport`, or `device` */
     Transport *device;    /* owned; NULL where gradients are in the host's memory */
     const Allocator *scratch_memory; /* of the kind in which gradients are */
-    int local_rank, local_ranks, node, nodes;
+    int local_rank, local_ranks, node, nodes, machine_ranks;
+    bool by_numa;
     Engine *engine; /* owned; NULL with a single rank */
     Allocator memory; /* what comm_memory returns */
     Gpu *gpu;             /* borrowed; NULL without */
@@ -27,6 +28,7 @@ enum { COMM_REDUCE_COUNT = 64 }; /* values that comm_reduce moves at a time */
 
 /* The choices of [comm] algorithm: auto, and the names of collectives. */
 extern const char comm_algorithms[];
+extern const char comm_groups[];
 extern const char comm_compressors[], comm_requantisations[];
 
 /* `transport` is borrowed and must outlive the comm. */

@@ -49,3 +49,14 @@ void nodes_place(Transport *transport, const char *text) {
         transport->node[rank] = node;
     }
 }
+
+/* A part is numbered by its first rank. Backwards, so that the ranks before this one still have their old numbers. */
+void nodes_split(Transport *transport, const int *domain) {
+    int *node = transport->node;
+    for (int rank = transport->ranks - 1; rank >= 0; rank--) {
+        int first = 0;
+        while (node[first] != node[rank] || domain[first] != domain[rank])
+            first++;
+        node[rank] = first;
+    }
+}

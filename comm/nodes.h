@@ -1,4 +1,4 @@
-/* Who counts as sharing a node, besides what the transport has found: [comm] ranks_per_node. */
+/* Who counts as sharing a node, besides what the transport has found: [comm] ranks_per_node and group. */
 #ifndef COMM_NODES_H
 #define COMM_NODES_H
 
@@ -11,5 +11,8 @@ Status nodes_check(const char *text, int ranks);
 /* Places the transport's ranks as `text`, which was checked, says. Every rank calls it alike, with no message under
  * way. */
 void nodes_place(Transport *transport, const char *text);
+
+/* Makes a node of each domain: int[ranks], alike on all ranks; those of different nodes have nothing in common. */
+void nodes_split(Transport *transport, const int *domain);
 
 #endif

@@ -32,10 +32,11 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
     omp_set_num_threads(threads);
     if (!log)
         return OK;
-    int ranks = comm_ranks(comm), nodes = comm_nodes(comm), usable = cores * (comm_local_ranks(comm) / sharing);
-    log_fact(log, "ranks", "%d on %d node%s over %s, %d thread%s each, rank 0 on core%s %s", ranks, nodes,
-             nodes > 1 ? "s" : "", comm_transport_name(comm), threads, threads > 1 ? "s" : "", cores > 1 ? "s" : "",
-             mine.cores);
+    const char *unit = comm_nodes_are_numa(comm) ? "NUMA domain" : "node";
+    int ranks = comm_ranks(comm), nodes = comm_nodes(comm), usable = cores * (comm_machine_ranks(comm) / sharing);
+    log_fact(log, "ranks", "%d on %d %s%s over %s, %d thread%s each, rank 0 on core%s %s", ranks, nodes,
+             unit, nodes > 1 ? "s" : "", comm_transport_name(comm), threads, threads > 1 ? "s" : "",
+             cores > 1 ? "s" : "", mine.cores);
     if (threads * sharing > cores)
         log_warning(log, "%d threads share %d core%s of this machine", threads * sharing, cores, cores > 1 ? "s" : "");
     if (automatic && usable < machine_all_cores())
@@ -45,11 +46,12 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
 }
 
 Status placement_memory(Comm *comm, double bytes_per_rank, bool recompute) {
-    double needed = bytes_per_rank * comm_local_ranks(comm), available = (double)machine_memory_available();
+    int ranks = comm_machine_ranks(comm);
+    double needed = bytes_per_rank * ranks, available = (double)machine_memory_available();
     if (needed > available)
         return bad_input("the run needs %.2f GB of memory for %d rank%s on this machine, %.2f GB are free; lower "
                          "train.batch or train.seq_len%s", 1e-9 * needed,
-                         comm_local_ranks(comm), comm_local_ranks(comm) > 1 ? "s" : "", 1e-9 * available,
+                         ranks, ranks > 1 ? "s" : "", 1e-9 * available,
                          recompute ? "" : ", or set train.recompute=yes");
     return OK;
 }

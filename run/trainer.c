@@ -79,7 +79,8 @@ static Status print_header(Trainer *t) {
                  (long long)(t->global_sequences * s->train.seq_len), t->ranks, t->ranks > 1 ? "s" : "",
                  (long long)t->micro_steps, t->micro_steps > 1 ? "s" : "", (long long)s->train.batch,
                  (long long)s->train.seq_len);
-        log_fact(t->log, "machine", "%s, %d cores", machine_cpu(), machine_all_cores());
+        log_fact(t->log, "machine", "%s, %d cores, %d NUMA domain%s", machine_cpu(), machine_all_cores(),
+                 machine_numa_domains(), machine_numa_domains() > 1 ? "s" : "");
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));

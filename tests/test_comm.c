@@ -3,6 +3,8 @@
 #include "tests/check.h"
 #include "tests/comm_cases.h"
 
+#include "comm/nodes.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
@@ -96,6 +98,23 @@ static void test_ranks_per_node(void **state) {
     static const char *const wrong[] = {"3,", ",3", "3,0", "3,,2", "-1", "2x", "2 ", "9999999999,1", "x"};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_refused(place(5, wrong[i], ""), "comm.ranks_per_node: expected a number or a list of them");
+}
+
+static void test_nodes_split(void **state) {
+    (void)state;
+    const struct {
+        int node[6], domain[6], expected[6];
+    } known[] = {{{0, 0, 0, 0, 0, 0}, {0, 0, 0, 1, 1, 1}, {0, 0, 0, 3, 3, 3}},
+                 {{0, 0, 0, 0, 0, 0}, {2, 2, 2, 2, 2, 2}, {0, 0, 0, 0, 0, 0}},
+                 {{0, 0, 0, 3, 3, 3}, {0, 0, 1, 0, 1, 1}, {0, 0, 2, 3, 4, 4}}, /* equal domains of other nodes */
+                 {{7, 7, 7, 7, 7, 7}, {-1, 1, -1, 0, 1, 0}, {0, 1, 0, 3, 1, 3}},
+                 {{2, 1, 0, 2, 1, 0}, {0, 0, 0, 0, 0, 0}, {0, 1, 2, 0, 1, 2}}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        int node[6];
+        memcpy(node, known[i].node, sizeof node);
+        nodes_split(&(Transport){.ranks = 6, .node = node}, known[i].domain);
+        assert_memory_equal(node, known[i].expected, sizeof node);
+    }
 }
 
 /* ---- sync ---- */
@@ -361,6 +380,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_barrier),
     cmocka_unit_test(test_nodes),
     cmocka_unit_test(test_ranks_per_node),
+    cmocka_unit_test(test_nodes_split),
     cmocka_unit_test(test_sync),
     cmocka_unit_test(test_two_threads_mark),
     cmocka_unit_test(test_native_refused_on_loop),
