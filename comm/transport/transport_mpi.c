@@ -404,15 +404,18 @@ static bool mpi_started(void) {
     return initialized;
 }
 
-/* node[rank]: the lowest rank that shares memory with it. */
+/* Ranks that share memory share a node; nodes are numbered by their lowest ranks. */
 static Status find_nodes(MpiTransport *self) {
+    int *node_of = self->base.node, nodes = 0;
     MPI_Comm node;
     int lowest = self->base.rank;
     TRY_MPI(MPI_Comm_split_type(self->words, MPI_COMM_TYPE_SHARED, self->base.rank, MPI_INFO_NULL, &node),
             "finding nodes");
     TRY_MPI(MPI_Bcast(&lowest, 1, MPI_INT, 0, node), "finding nodes");
     MPI_Comm_free(&node);
-    TRY_MPI(MPI_Allgather(&lowest, 1, MPI_INT, self->base.node, 1, MPI_INT, self->words), "finding nodes");
+    TRY_MPI(MPI_Allgather(&lowest, 1, MPI_INT, node_of, 1, MPI_INT, self->words), "finding nodes");
+    for (int rank = 0; rank < self->base.ranks; rank++)
+        node_of[rank] = node_of[rank] == rank ? nodes++ : node_of[node_of[rank]];
     return OK;
 }
 
