@@ -8,7 +8,7 @@
  *
  *     algbw     bytes / time
  *     busbw     algbw * 2 (N-1)/N
- *     predicted by the cost model, from the links as calibrated at the start
+ *     predicted by the cost model, from the links as calibrated before each size, on arrays of that size
  *     CPU s/GB  CPU seconds of all ranks within the all-reduces / GB reduced (bytes * iterations)
  *     ratio     f32 bytes / bytes on the wire, where --compress is at work; the cost model knows nothing of it
  *
@@ -300,6 +300,7 @@ static Status measure_sizes(Bench *bench) {
     Report report = open_report(options->json);
     for (int64_t bytes = options->minbytes; bytes <= options->maxbytes; bytes *= options->stepfactor) {
         int64_t elems = bytes / (int64_t)sizeof(float);
+        TRY(calibrate(bench->comm->transport, NULL, bytes, &bench->costs));
         TRY(measure_size(bench, elems));
         TRY(combine(bench));
         for (int i = 0; i < bench->count && comm_rank(bench->comm) == 0; i++)
@@ -391,7 +392,7 @@ static Status bench_run(Bench *bench) {
         return bad_input("--algorithm: names none");
     TRY(comm_agree(comm, create_codec(bench)));
     TRY(take_memory(bench));
-    TRY(calibrate(comm->transport, NULL, &bench->costs));
+    TRY(calibrate(comm->transport, NULL, bench->options->maxbytes, &bench->costs));
     TRY(print_header(bench));
     TRY(measure_sizes(bench));
     if (bench->wrong == 0)

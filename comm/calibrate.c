@@ -1,9 +1,9 @@
 /* Calibration: a few repeats of everything, in turns, with all ranks at work at once as in a collective. Of each repeat
  * the slowest rank counts, and of the repeats the median.
  *
- *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other. Of
- *           those the lower quartile, and of the repeats the least: where ranks share cores a wait can fall into a nap
- *           of the transport, and then takes 100 times as long
+ *   alpha   a step of a ring with empty messages. In batches, so that ranks cannot just run ahead of each other; of
+ *           those the lower quartile. Where ranks share cores most waits fall into a nap of the transport, and take 50
+ *           times as long
  *   beta    steps with a large message. Inside a node the bytes are a rank's, both ways at once; between nodes those
  *           of a NIC, which all lanes use at once
  *   gamma   sum += term over f32 of this rank's memory; a copy from the cache to the next rank's memory; with a codec
@@ -29,12 +29,14 @@
 
 enum { REPEATS = 5, LOOKS = 2, RATE_STEPS = 2, BATCH_STEPS = 4, BATCHES_MAX = 32, MESSAGE_MIN_BYTES = 64 << 10 };
 
-/* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. */
+/* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. For arrays that are
+ * smaller than the buffers, and used again and again, there are fewer or smaller windows. */
 enum {
-    WINDOWS = 4,
-    WINDOW_BYTES = 4 << 20,
-    BUFFER_BYTES = WINDOWS * WINDOW_BYTES,
-    WINDOW_ELEMS = WINDOW_BYTES / (int)sizeof(float),
+    WINDOWS_MAX = 4,
+    WINDOW_MIN_BYTES = 256 << 10, /* of less the clock is felt */
+    WINDOW_MAX_BYTES = 4 << 20,
+    BUFFER_BYTES = WINDOWS_MAX * WINDOW_MAX_BYTES,
+    BUFFER_ELEMS = BUFFER_BYTES / (int)sizeof(float),
     BLOCK_BYTES = 8 << 10, /* stays in the inner cache */
 };
 
@@ -53,7 +55,9 @@ typedef struct Calibration {
     Transport *transport;
     const Codec *codec; /* borrowed, or NULL */
     LinkRing rings[LINK_CLASSES];
-    char *out, *in;   /* f32[WINDOWS][WINDOW_ELEMS] each; `out` is shared with the node */
+    char *out, *in;   /* f32[BUFFER_ELEMS] each; `out` is shared with the node */
+    int windows;
+    int64_t window_bytes, window_elems;
     void *wire;       /* a window's */
     double *gathered; /* f64[ranks][REPEATS * PROBES] */
     /* alike on all ranks */
@@ -131,7 +135,7 @@ Status link_shift(Transport *transport, const LinkRing *ring, const void *out, v
 
 /* ---- one measurement ---- */
 
-static ptrdiff_t next_window(Calibration *self) { return (ptrdiff_t)(++self->window % WINDOWS) * WINDOW_BYTES; }
+static ptrdiff_t next_window(Calibration *self) { return ++self->window % self->windows * self->window_bytes; }
 
 static Status shift(Calibration *self, LinkClass class, size_t bytes) {
     ptrdiff_t at = next_window(self);
@@ -172,14 +176,14 @@ static double thread_cpu_s(void) {
 }
 
 static void add_window(Calibration *self, ptrdiff_t at) {
-    vector_add(self->transport, floats(self->in, at), floats(self->out, at), WINDOW_ELEMS);
+    vector_add(self->transport, floats(self->in, at), floats(self->out, at), self->window_elems);
 }
 
 /* Nothing where no memory is shared. Each rank's memory has one writer, and nobody reads it meanwhile. */
 static void copy_window(Calibration *self, ptrdiff_t at) {
     int to = self->rings[INSIDE].to;
     char *peer = to < 0 ? NULL : transport_peer_ptr(self->transport, self->out + at, to);
-    for (ptrdiff_t done = 0; peer && done < WINDOW_BYTES; done += BLOCK_BYTES)
+    for (ptrdiff_t done = 0; peer && done < self->window_bytes; done += BLOCK_BYTES)
         memcpy(peer + done, self->in, BLOCK_BYTES);
 }
 
@@ -189,14 +193,15 @@ static void encode_window(Calibration *self, ptrdiff_t at) {
         return;
     const Compressor *compressor = self->codec->compressor;
     float *residual = self->codec->error_feedback ? floats(self->in, at) : NULL;
-    float *new_residual = residual ? floats(self->in, (at + WINDOW_BYTES) % BUFFER_BYTES) : NULL;
-    compressor->encode(&self->codec->options, 0, WINDOW_ELEMS, floats(self->out, at), 1, residual, new_residual,
+    float *new_residual = residual ? floats(self->in, (at + self->window_bytes) % BUFFER_BYTES) : NULL;
+    compressor->encode(&self->codec->options, 0, self->window_elems, floats(self->out, at), 1, residual, new_residual,
                        self->wire);
 }
 
 static void decode_window(Calibration *self, ptrdiff_t at) {
     if (self->codec)
-        self->codec->compressor->decode_add(&self->codec->options, 0, WINDOW_ELEMS, self->wire, floats(self->in, at));
+        self->codec->compressor->decode_add(&self->codec->options, 0, self->window_elems, self->wire,
+                                            floats(self->in, at));
 }
 
 static Status time_work(Calibration *self, void (*work)(Calibration *, ptrdiff_t), double *time_s) {
@@ -255,6 +260,7 @@ static Status look_at(Calibration *self, LinkClass class, size_t bytes, int step
 /* How much each repeat is to move over links of this class. Doubling goes past what a shaped link gives away. */
 static Status look(Calibration *self, LinkClass class) {
     double step_s;
+    size_t max_bytes = class == INSIDE ? (size_t)self->window_bytes : WINDOW_MAX_BYTES;
     if (self->rings[class].lanes == 0)
         return OK;
     TRY(look_at(self, class, 0, BATCH_STEPS, &step_s));
@@ -264,34 +270,33 @@ static Status look(Calibration *self, LinkClass class) {
     do {
         self->message_bytes[class] *= 2;
         TRY(look_at(self, class, self->message_bytes[class], 1, &step_s));
-    } while (step_s < ROUND_S && self->message_bytes[class] < WINDOW_BYTES);
+    } while (step_s < ROUND_S && self->message_bytes[class] < max_bytes);
     return OK;
 }
 
 /* Of the repeats. */
-static double quantile_s(const Calibration *self, int probe, double share) {
+static double median_s(const Calibration *self, int probe) {
     double values[REPEATS];
     for (int i = 0; i < REPEATS; i++)
         values[i] = self->time_s[i][probe];
-    return quantile(values, REPEATS, share);
+    return quantile(values, REPEATS, 0.5);
 }
-
-static double median_s(const Calibration *self, int probe) { return quantile_s(self, probe, 0.5); }
 
 static LinkCosts conclude(const Calibration *self) {
     const Codec *codec = self->codec;
-    LinkCosts costs = {.add_s_per_byte = median_s(self, ADD) / WINDOW_BYTES, .wire_ratio = 1};
+    const double bytes_each = (double)self->window_bytes;
+    LinkCosts costs = {.add_s_per_byte = median_s(self, ADD) / bytes_each, .wire_ratio = 1};
     if (self->rings[INSIDE].lanes > 0 && self->shared)
-        costs.copy_s_per_byte = median_s(self, COPY) / WINDOW_BYTES;
+        costs.copy_s_per_byte = median_s(self, COPY) / bytes_each;
     if (codec) {
-        size_t wire_bytes = codec->compressor->wire_bytes(&codec->options, 0, WINDOW_ELEMS);
-        costs.wire_ratio = (double)wire_bytes / WINDOW_BYTES;
-        costs.encode_s_per_byte = median_s(self, ENCODE) / WINDOW_BYTES;
-        costs.decode_add_s_per_byte = median_s(self, DECODE_ADD) / WINDOW_BYTES;
+        size_t wire_bytes = codec->compressor->wire_bytes(&codec->options, 0, self->window_elems);
+        costs.wire_ratio = (double)wire_bytes / bytes_each;
+        costs.encode_s_per_byte = median_s(self, ENCODE) / bytes_each;
+        costs.decode_add_s_per_byte = median_s(self, DECODE_ADD) / bytes_each;
         costs.every_hop = codec->every_hop;
     }
     for (int class = INSIDE; class < LINK_CLASSES; class++) {
-        double latency_s = quantile_s(self, LATENCY + class, 0), step_s = median_s(self, RATE + class);
+        double latency_s = median_s(self, LATENCY + class), step_s = median_s(self, RATE + class);
         size_t bytes = self->message_bytes[class] * (size_t)self->rings[class].lanes;
         costs.latency_s[class] = latency_s;
         if (bytes > 0)
@@ -352,7 +357,7 @@ static Status take_memory(Calibration *self) {
     const Codec *codec = self->codec;
     self->gathered = malloc((size_t)self->transport->ranks * REPEATS * PROBES * sizeof(double));
     self->in = calloc(1, BUFFER_BYTES);
-    self->wire = malloc(codec ? codec->compressor->wire_bytes_max(&codec->options, WINDOW_ELEMS) : 1);
+    self->wire = malloc(codec ? codec->compressor->wire_bytes_max(&codec->options, self->window_elems) : 1);
     self->out = transport_share(self->transport, BUFFER_BYTES);
     if (!self->gathered)
         return fault("no memory for the calibration of links");
@@ -360,13 +365,20 @@ static Status take_memory(Calibration *self) {
     TRY(slowest(self, &missing, 1));
     if (missing > 0)
         return fault("no memory for the calibration of links");
-    fill(floats(self->in, 0), WINDOWS * WINDOW_ELEMS); /* the pages exist from now on */
-    fill(floats(self->out, 0), WINDOWS * WINDOW_ELEMS);
+    fill(floats(self->in, 0), BUFFER_ELEMS); /* the pages exist from now on */
+    fill(floats(self->out, 0), BUFFER_ELEMS);
     return find_shared(self);
 }
 
-Status calibrate(Transport *transport, const Codec *codec, LinkCosts *costs) {
+static int64_t clamp(int64_t value, int64_t least, int64_t most) {
+    return value < least ? least : value < most ? value : most;
+}
+
+Status calibrate(Transport *transport, const Codec *codec, int64_t array_bytes, LinkCosts *costs) {
     Calibration self = {.transport = transport, .codec = codec};
+    self.windows = (int)clamp(array_bytes / WINDOW_MAX_BYTES, 1, WINDOWS_MAX);
+    self.window_elems = clamp(array_bytes, WINDOW_MIN_BYTES, WINDOW_MAX_BYTES) / (int)sizeof(float);
+    self.window_bytes = self.window_elems * (int)sizeof(float);
     for (LinkClass class = INSIDE; class < LINK_CLASSES; class++)
         self.rings[class] = link_ring(transport, class);
     Status status = take_memory(&self);

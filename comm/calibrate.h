@@ -24,8 +24,9 @@ LinkRing link_ring(const Transport *transport, LinkClass class);
 Status link_shift(Transport *transport, const LinkRing *ring, const void *out, void *in, size_t bytes);
 
 /* Collective, in any thread that may use the transport; 0.05 to 0.5 s. The same costs on every rank; 0 for links that
- * do not exist. codec: what collectives will use, or NULL; its residuals stay as they are. */
-Status calibrate(Transport *transport, const Codec *codec, LinkCosts *costs);
+ * do not exist. codec: what collectives will use, or NULL; its residuals stay as they are. array_bytes: how much memory a
+ * rank's collectives work on in turns, which decides what the caches hold: the gradient, or a benchmark's one array. */
+Status calibrate(Transport *transport, const Codec *codec, int64_t array_bytes, LinkCosts *costs);
 
 /* "inside a node 0.8 us, 5.20 GB/s; between nodes 51.0 us, 0.117 GB/s; add 9.10 GB/s, copy 8.20 GB/s"
  * and with a codec ", encode 1.2 GB/s, decode 5.1 GB/s" */

@@ -12,12 +12,14 @@ static bool chosen(const CommConfig *config, const char *name) {
 }
 
 /* NULL: nothing stands in the way. */
-static const char *obstacle(const Comm *comm) {
+static const char *obstacle(const Comm *comm, const CommConfig *config) {
     const char *why;
     if (!device_transport())
         return "this build has no NCCL";
     if (comm->machine_ranks > gpu_count(&why))
         return "NCCL needs a GPU for each rank of a node";
+    if (strcmp(option_choice(comm_compressors, config->compress), "none") != 0)
+        return "gradients are compressed on the host";
     return NULL;
 }
 
@@ -31,7 +33,7 @@ Status comm_use_gpu(Comm *comm, const CommConfig *config, Gpu *gpu) {
     bool asked = chosen(config, "nccl");
     if (comm_ranks(comm) == 1 || !(asked || chosen(config, "auto")))
         return OK;
-    const char *why = obstacle(comm);
+    const char *why = obstacle(comm, config);
     double blocked = why != NULL;
     TRY(comm_reduce(comm, &blocked, 1, COMM_MAX));
     if (blocked > 0) {

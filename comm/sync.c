@@ -160,7 +160,8 @@ static Status build(Sync *sync) {
 
 static Status calibrate_job(void *argument) {
     Sync *sync = argument;
-    return calibrate(sync->comm->transport, sync->codec, &sync->costs);
+    int64_t bytes = sync->setup.table->elems * (int64_t)sizeof(float);
+    return calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs);
 }
 
 static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems) {

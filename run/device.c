@@ -31,12 +31,25 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
     return OK;
 }
 
+/* Says in the header which attention runs. */
+static void use_cudnn(Device *device) {
+    const char *why = "";
+    const Gpt2Config *m = &device->model;
+    size_t used = strlen(device->text);
+    bool used_cudnn = cuda_ops_use_cudnn(device->cuda_ops, true, device->options.max_B, device->options.max_T,
+                                         m->channels, m->heads, &why);
+    snprintf(device->text + used, sizeof device->text - used, ", %s%s",
+             used_cudnn ? "attention by cuDNN" : "own attention: ", used_cudnn ? "" : why);
+}
+
 static Status connect_gpu(Device *device, const float *params, int64_t elems) {
     const Settings *settings = device->settings;
     CudaDtype dtype = (CudaDtype)settings->train.dtype; /* in the order of train_dtypes */
     TRY(cuda_ops_create(&device->cuda_ops, device->gpu, dtype, params, elems));
     TRY(cuda_optim_create(&device->cuda_optim, device->gpu, cuda_ops_weights(device->cuda_ops),
                           (uint64_t)settings->run.seed));
+    if (dtype == CUDA_BF16)
+        use_cudnn(device);
     device->ops = cuda_ops(device->cuda_ops);
     device->optim = cuda_optim(device->cuda_optim);
     return OK;
@@ -81,7 +94,7 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
                    int rank, int local_rank) {
     bool automatic = chosen(run_devices, settings->run.device, "auto");
     *device = (Device){.kind = DEVICE_CPU, .text = "cpu", .ops = &ops_cpu, .optim = &optim_cpu,
-                       .memory = &host_memory, .computes = true, .settings = settings, .root = rank == 0};
+                       .memory = &host_memory, .computes = true, .settings = settings, .model = *model, .options = *options, .root = rank == 0};
     if (chosen(run_devices, settings->run.device, "replay"))
         TRY(open_replay(device, settings, model, options, rank));
     if (automatic || chosen(run_devices, settings->run.device, "cuda"))

@@ -23,6 +23,8 @@ typedef struct Device {
     GpuPower *power;         /* NULL where it is not known */
     /* private */
     const Settings *settings;
+    Gpt2Config model;
+    Gpt2Options options;
     bool root;
     Replay *replay;
     struct CudaOps *cuda_ops;

@@ -16,7 +16,7 @@
             return fault("%s:%d: expected %s", __FILE__, __LINE__, #condition); \
     } while (0)
 
-enum { RANKS_MAX = 9 };
+enum { RANKS_MAX = 9, LARGE_BYTES = 1 << 30 };
 
 static Status run(LoopConfig loop, RankMain *rank_main, void *user) {
     CommConfig config = {.transport = 0, .timeout_s = 60};
@@ -114,9 +114,9 @@ static void test_shift(void **state) {
 
 /* ---- calibration ---- */
 
-static Status calibrate_alike(Comm *comm, const Codec *codec, LinkCosts *costs) {
+static Status calibrate_alike(Comm *comm, const Codec *codec, int64_t array_bytes, LinkCosts *costs) {
     memset(costs, 0, sizeof *costs);
-    TRY(calibrate(comm->transport, codec, costs));
+    TRY(calibrate(comm->transport, codec, array_bytes, costs));
     EXPECT(costs->add_s_per_byte > 0 && costs->cores > 0);
     EXPECT((costs->copy_s_per_byte > 0) == (link_ring(comm->transport, INSIDE).lanes > 0));
     return comm_verify(comm, costs, sizeof *costs, "costs");
@@ -125,7 +125,8 @@ static Status calibrate_alike(Comm *comm, const Codec *codec, LinkCosts *costs) 
 static Status one_node(Comm *comm, void *user) {
     (void)user;
     LinkCosts costs;
-    TRY(calibrate_alike(comm, NULL, &costs));
+    for (int64_t array_bytes = 0; array_bytes <= 1000000; array_bytes += 333331)
+        TRY(calibrate_alike(comm, NULL, array_bytes, &costs));
     EXPECT(costs.wire_ratio == 1 && costs.encode_s_per_byte == 0 && costs.decode_add_s_per_byte == 0);
     EXPECT(costs.cores == machine_cores() && !costs.every_hop);
     bool several = comm_ranks(comm) > 1;
@@ -152,7 +153,7 @@ static Status two_nodes(Comm *comm, void *user) {
     transport_set_nodes(comm->transport, model->ranks_per_node);
     TRY(comm_set_nodes(comm, &(CommConfig){.ranks_per_node = "0"})); /* counts anew */
     EXPECT(comm_nodes(comm) == 2);
-    TRY(calibrate_alike(comm, NULL, &costs));
+    TRY(calibrate_alike(comm, NULL, LARGE_BYTES, &costs));
     EXPECT(costs.cores == machine_cores() / 2.0); /* threads of one machine stand for both nodes */
     EXPECT((costs.latency_s[INSIDE] > 0) == shared && (costs.s_per_byte[INSIDE] > 0) == shared);
     EXPECT(costs.latency_s[BETWEEN] > 0 && costs.s_per_byte[BETWEEN] > 0);
@@ -188,7 +189,7 @@ static Status one_codec(Comm *comm, void *user) {
     LinkCosts costs;
     TRY(codec_create(&codec, &table, compressor_find(coder->name), &options, coder->every_hop, coder->error_feedback));
     Codec before = *codec;
-    Status status = calibrate_alike(comm, codec, &costs);
+    Status status = calibrate_alike(comm, codec, LARGE_BYTES, &costs);
     bool same = memcmp(&before, codec, sizeof before) == 0;
     codec_destroy(codec);
     TRY(status);

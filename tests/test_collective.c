@@ -313,7 +313,7 @@ static void test_predictions(void **state) {
         }
 }
 
-/* More ranks on a node than cores: their work takes turns, and one rank's does not. */
+/* More ranks on a node than cores: their work takes turns, the last one's in part alone; one rank's does not. */
 static void test_predicted_cores(void **state) {
     (void)state;
     enum { ELEMS = 1 << 24 };
@@ -326,13 +326,13 @@ static void test_predicted_cores(void **state) {
     for (int cores = 1; cores <= 16; cores *= 2)
         for (int i = 0; i < 2; i++) {
             costs.cores = cores;
-            double expected = 2e-6 + work * (cores < 8 ? 8 / cores : 1);
+            double expected = 2e-6 + work * (cores < 8 ? 8.0 / cores + 1 - 1.0 / cores : 1);
             assert_close(predict_s(both[i], place, ELEMS, &costs) / expected, 1, 1e-9);
             assert_close(predict_s("leader", place, ELEMS, &costs) / (2e-6 + 8 * work), 1, 1e-9);
         }
     double enough = predict_s("ring", place, ELEMS, &costs);
     costs.cores = 2;
-    assert_close(predict_s("ring", place, ELEMS, &costs) - enough, 3 * 7 * S / 8 * 1e-10, 1e-12);
+    assert_close(predict_s("ring", place, ELEMS, &costs) - enough, 3.5 * 7 * S / 8 * 1e-10, 1e-12);
 }
 
 /* 4 nodes of one rank, each with all of S to code: encodes S (1 + 1/4), decodes 4 own parts, its result, 3 others'. */

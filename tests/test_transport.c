@@ -151,8 +151,26 @@ static void test_labels_differ(void **state) {
     check_swap((CaseSwap){{label, {300, -1, 1}}, {4, 4}}, "step 300 bucket -1 compressor 1");
 }
 
+/* Rank 0 sends the first number of bytes, rank 1 expects the second. */
+static Status send_one(Transport *transport, void *user) {
+    const size_t *bytes = user;
+    static char out[2000], in[2000];
+    transport_group_begin(transport);
+    if (transport->rank == 0)
+        transport_send(transport, 1, out, bytes[0]);
+    else
+        transport_recv(transport, 0, in, bytes[1]);
+    return transport_group_end(transport);
+}
+
 static void test_sizes_differ(void **state) {
     (void)state;
+    RankRun ran[2];
+    size_t sizes[][2] = {{1000, 2000}, {2000, 1000}, {0, 1}, {1, 0}};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(run_ranks(&plain, 2, send_one, sizes[i], ran), FAULT);
+        assert_line(error_line(), "bytes where rank 1 expected");
+    }
     check_swap((CaseSwap){.bytes = {100000, 300000}}, "sent ");
     check_swap((CaseSwap){.bytes = {0, 1}}, "bytes where rank ");
 }

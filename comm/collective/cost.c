@@ -34,7 +34,9 @@ double cost_shift_s(const Group *group, const LinkCosts *costs, CostPeerFn *peer
 static double larger(double a, double b) { return a > b ? a : b; }
 
 double cost_work_s(const LinkCosts *costs, double rank_s, double node_s) {
-    return costs->cores > 0 ? larger(rank_s, node_s / costs->cores) : rank_s;
+    if (costs->cores <= 0 || node_s <= rank_s * costs->cores)
+        return rank_s;
+    return node_s / costs->cores + larger(1 - 1 / costs->cores, 0) * rank_s;
 }
 
 double cost_overlap_s(double a_s, double b_s, double pieces) {

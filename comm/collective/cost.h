@@ -22,7 +22,8 @@ typedef int CostPeerFn(const Group *group, int member, int step);
 /* A step in which each member sends `bytes` to one other. */
 double cost_shift_s(const Group *group, const LinkCosts *costs, CostPeerFn *peer, int step, double bytes);
 
-/* Work on a node: of its busiest rank, and of all its ranks together, which its cores share. */
+/* Work on a node: of its busiest rank, or, where its ranks outnumber the cores, of all of them. Ranks are then spread as
+ * by a scheduler that does not know how long they take: up to (1 - 1/cores) of a rank's work comes last, on its own. */
 double cost_work_s(const LinkCosts *costs, double rank_s, double node_s);
 
 /* Two things at once, in so many pieces: the shorter one hides behind the longer but for one piece. */
