@@ -56,7 +56,7 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
             log_progress(t->log, (double)t->step + (double)(micro + 1) / (double)t->micro_steps);
     }
     *loss /= (double)t->micro_steps * t->ranks;
-    return stage_rows_out(&t->stage);
+    return stage_backward_end(&t->stage);
 }
 
 /* Clip and update; a step whose loss or gradient is not finite, which all ranks see alike, changes nothing. */

@@ -64,12 +64,13 @@ SyncLookup stage_lookup(const Stage *stage) {
     return lookup;
 }
 
-Status stage_rows_out(Stage *stage) {
-    SyncLookup lookup = sync_lookup(stage->sync);
-    if (!stage->copies || !lookup.rows)
+Status stage_backward_end(Stage *stage) {
+    if (!stage->copies)
         return OK;
+    SyncLookup lookup = sync_lookup(stage->sync);
     int64_t channels = stage->table->params[0].cols; /* the embedding stands first where it is split */
-    gpu_copy_out(stage->gpu, lookup.rows, stage->rows, bytes_of(lookup.slots * channels), NULL, NULL, 0);
+    if (lookup.rows)
+        gpu_copy_out(stage->gpu, lookup.rows, stage->rows, bytes_of(lookup.slots * channels), NULL, NULL, 0);
     return gpu_finish(stage->gpu);
 }
 

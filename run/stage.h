@@ -46,8 +46,8 @@ void stage_forward_end(Stage *stage);
 /* sync_lookup with the rows in the model's memory. */
 SyncLookup stage_lookup(const Stage *stage);
 
-/* Backward is over: returns when the lookup's rows have arrived. Then comes sync_wait. */
-Status stage_rows_out(Stage *stage);
+/* Backward is over: returns when all gradients, and the lookup's rows, have arrived. Then comes sync_wait. */
+Status stage_backward_end(Stage *stage);
 
 /* The means (of a sharded sync: of the shard) are on their way to the model's memory. */
 void stage_means_in(Stage *stage, const Shard *shard);

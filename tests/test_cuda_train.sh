@@ -1,0 +1,103 @@
+#!/bin/bash
+# ./train on the emulated GPU: losses near the CPU's; gradients that travel by NCCL, from GPU to GPU, give the bits of those
+# that travel from host to host; the same bits when the device is late with everything; checkpoints resume exactly.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+
+"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t tests/data/emma.txt >/dev/null || { fail prepare; exit 1; }
+cat >"$work/t.cfg" <<CFG
+[model]
+layers = 2
+heads = 3
+channels = 48
+context = 32
+vocab = 257
+[data]
+train = $work/t_train_*.bin
+val = $work/t_val_*.bin
+tokenizer = bytes
+[train]
+seq_len = 31
+batch = 2
+steps = 4
+val_every = 4
+val_batches = 1
+[optim]
+warmup = 1
+[run]
+device = cuda
+threads = 1
+[comm]
+verify_every = 1
+calibrate = no
+CFG
+
+# train NAME ARGS...: out goes to $work/NAME
+train() {
+    "$TRAIN" "$work/t.cfg" run.out="$work/$1" "${@:2}" >"$work/$1.txt" 2>&1 || { fail "$1"; tail -3 "$work/$1.txt"; }
+}
+figures() { grep -o '"loss":[^,]*,\|"grad_norm":[^,]*,\|"val_loss":[^,}]*' "$work/$1/log.jsonl"; }
+same() { cmp -s <(figures "$1") <(figures "$2") && cmp -s "$work/$1/model.bin" "$work/$2/model.bin" || fail "$1 and $2 differ"; }
+# near A B BOUND: relative
+near() {
+    paste <(figures "$1" | tr -dc '0-9.\n') <(figures "$2" | tr -dc '0-9.\n') | awk -v bound="$3" '
+        { d = $1 / $2 - 1; if (!(d < bound && d > -bound)) bad = 1 } END { exit !(NR > 0) || bad }' || fail "$1 is not near $2"
+}
+said() { grep -q "$2" "$work/$1.txt" || fail "$1 does not say '$2'"; }
+
+train cpu run.device=cpu
+train cuda
+train bf16 train.dtype=bf16
+near cuda cpu 1e-5
+near bf16 cpu 5e-3
+said bf16 'sm_90'
+
+export CUDART_DEVICES=4
+four="loop.ranks=4 comm.ranks_per_node=2 comm.split_embedding=no comm.algorithm=hierarchical"
+train cpu4 run.device=cpu $four
+train host4 $four comm.transport=loop
+train nccl4 $four
+said nccl4 'over nccl'
+near host4 cpu4 1e-5
+same host4 nccl4
+train auto4 loop.ranks=4 comm.ranks_per_node=2
+near auto4 cpu4 1e-5
+
+# Adding up, clipping and the update do not depend on who has what.
+train split4 loop.ranks=4 comm.ranks_per_node=2 comm.transport=loop comm.algorithm=hierarchical
+near split4 cpu4 1e-5
+train zero4 $four optim.zero=1
+same zero4 nccl4
+train zerohost4 $four optim.zero=1 comm.transport=loop
+same zerohost4 nccl4
+train int8 $four comm.compress=int8 comm.warmup_steps=0
+said int8 'over loop'
+train int8cpu $four comm.compress=int8 comm.warmup_steps=0 run.device=cpu
+near int8 int8cpu 1e-3
+
+CUDART_LATE=1 train late4 $four
+same late4 nccl4
+CUDART_LATE=1 train latehost4 $four comm.transport=loop
+same latehost4 nccl4
+CUDART_LATE=1 EMULATOR_SEED=5 train late1
+same late1 cuda
+
+# Steps 1 and 2, then 3 and 4, as one run of 4.
+train whole optim.schedule=constant $four
+train half optim.schedule=constant $four train.steps=2 train.save_every=2
+train half optim.schedule=constant $four train.save_every=2 run.resume=yes
+cmp -s "$work/whole/model.bin" "$work/half/model.bin" || fail "a resumed run ends with another model"
+
+# A GPU for two ranks: NCCL is impossible.
+CUDART_DEVICES=1 train shared2 loop.ranks=2
+said shared2 'over loop'
+CUDART_DEVICES=1 "$TRAIN" "$work/t.cfg" run.out="$work/refused" loop.ranks=2 comm.transport=nccl >"$work/refused.txt" 2>&1
+[ $? = 1 ] || fail "comm.transport=nccl with one GPU for two ranks: expected exit 1"
+said refused 'comm.transport = nccl: NCCL needs a GPU for each rank'
+
+[ $failures = 0 ] && echo "all passed"
+exit $((failures > 0))
