@@ -25,7 +25,7 @@
 
 typedef struct Transport Transport;
 
-/* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 256,
+/* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 128,
  * bucket modulo 4096 and compressor modulo 16. */
 typedef struct MessageLabel {
     int64_t step;
