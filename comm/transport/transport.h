@@ -27,7 +27,7 @@
 typedef struct Transport Transport;
 typedef struct VectorOps VectorOps; /* comm/transport/vector.h */
 
-/* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 256,
+/* What a message belongs to. It travels with the message and is compared on arrival. mpi compares step modulo 128,
  * bucket modulo 4096 and compressor modulo 16. */
 typedef struct MessageLabel {
     int64_t step;

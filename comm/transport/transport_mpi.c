@@ -44,8 +44,8 @@
  * included; a piece that just exceeds that is asked for first, and costs twice the CPU time. */
 enum { WINDOW = 4, EAGER_BYTES = 4032, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 63 << 10 };
 
-/* A label in a tag. */
-enum { STEP_BITS = 8, BUCKET_BITS = 12, COMPRESSOR_BITS = 4, TAG_BITS = STEP_BITS + BUCKET_BITS + COMPRESSOR_BITS };
+/* A label in a tag. UCX has 23 bits for tags. */
+enum { STEP_BITS = 7, BUCKET_BITS = 12, COMPRESSOR_BITS = 4, TAG_BITS = STEP_BITS + BUCKET_BITS + COMPRESSOR_BITS };
 enum { TAG_WAITING = 1 }; /* in `words` */
 
 /* One direction between this rank and another. */
