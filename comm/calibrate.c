@@ -33,7 +33,7 @@ enum { REPEATS = 5, LOOKS = 2, RATE_STEPS = 2, BATCH_STEPS = 4, BATCHES_MAX = 32
  * smaller than the buffers, and used again and again, there are fewer or smaller windows. */
 enum {
     WINDOWS_MAX = 4,
-    WINDOW_MIN_BYTES = 256 << 10, /* of less the clock is felt */
+    WINDOW_MIN_BYTES = 1 << 20, /* of less the clock is felt, and lines that change caches within one probe */
     WINDOW_MAX_BYTES = 4 << 20,
     BUFFER_BYTES = WINDOWS_MAX * WINDOW_MAX_BYTES,
     BUFFER_ELEMS = BUFFER_BYTES / (int)sizeof(float),
@@ -376,7 +376,7 @@ static int64_t clamp(int64_t value, int64_t least, int64_t most) {
 
 Status calibrate(Transport *transport, const Codec *codec, int64_t array_bytes, LinkCosts *costs) {
     Calibration self = {.transport = transport, .codec = codec};
-    self.windows = (int)clamp(array_bytes / WINDOW_MAX_BYTES, 1, WINDOWS_MAX);
+    self.windows = (int)clamp(array_bytes / 2 / WINDOW_MAX_BYTES, 1, WINDOWS_MAX);
     self.window_elems = clamp(array_bytes, WINDOW_MIN_BYTES, WINDOW_MAX_BYTES) / (int)sizeof(float);
     self.window_bytes = self.window_elems * (int)sizeof(float);
     for (LinkClass class = INSIDE; class < LINK_CLASSES; class++)
