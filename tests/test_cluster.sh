@@ -20,6 +20,7 @@ network() { ip -oneline link 2>/dev/null | cut -d: -f2 | sort; mount | grep -c n
 before=$(network)
 # nothing_left WHAT
 nothing_left() {
+    for ((i = 0; i < 30; i++)); do pgrep -f "$mark" >/dev/null && sleep 0.1; done # the killed may take a moment to go
     ! pgrep -f "$mark" >"$work/pids" || fail "$1: processes are left: $(tr '\n' ' ' <"$work/pids")"
     [ "$(network)" = "$before" ] || fail "$1: links or mounts are left"
     ! ls /dev/shm | grep -q '^cluster$' || fail "$1: /dev/shm/cluster is left"
