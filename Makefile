@@ -83,7 +83,7 @@ ifeq ($(CUDA_MODE),0)
 TEST_SOURCES := $(filter-out tests/test_cuda_%, $(TEST_SOURCES))
 PROGRAM_SOURCES := $(filter-out bench/gpu_%, $(PROGRAM_SOURCES))
 else
-LIBRARY_SOURCES := $(filter-out base/gpu_none.c, $(LIBRARY_SOURCES))
+LIBRARY_SOURCES := $(filter-out %_none.c, $(LIBRARY_SOURCES)) comm/compress/compress_none.c
 TEST_SOURCES := $(filter-out $(if $(CUDNN),,tests/test_cuda_cudnn%), $(TEST_SOURCES))
 LIBRARY_SOURCES += $(filter-out $(if $(findstring libcudnn,$(CUDNN)),,model/cudnn_graph.cu) $(if $(NCCL),,comm/transport/transport_nccl.cu), \
                      $(wildcard base/*.cu model/*.cu optim/*.cu comm/*/*.cu))

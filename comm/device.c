@@ -1,4 +1,5 @@
 /* Gradients on GPUs: whether NCCL can carry them, decided alike on all ranks before any of them asks it. */
+#include "comm/compress/compress_cuda.h"
 #include "comm/internal.h"
 
 #include <stdio.h>
@@ -18,8 +19,8 @@ static const char *obstacle(const Comm *comm, const CommConfig *config) {
         return "this build has no NCCL";
     if (comm->machine_ranks > gpu_count(&why))
         return "NCCL needs a GPU for each rank of a node";
-    if (strcmp(option_choice(comm_compressors, config->compress), "none") != 0)
-        return "gradients are compressed on the host";
+    if (!cuda_compressor(compressor_find(option_choice(comm_compressors, config->compress))))
+        return "that compressor runs on the host only";
     return NULL;
 }
 

@@ -37,7 +37,9 @@ Status residual_gather(const Comm *comm, Codec *codec) {
             members[node.size++] = rank;
     Status status = gather_hop(&node, codec, HOP_SECOND);
     free(members);
-    return status == OK ? gather_hop(&comm->world, codec, HOP_RESULT) : status;
+    Group world = comm->world;
+    world.transport = comm->transport; /* residuals are held on the host */
+    return status == OK ? gather_hop(&world, codec, HOP_RESULT) : status;
 }
 
 /* ---- checkpoints ---- */

@@ -107,8 +107,9 @@ static Status build_codec(Sync *sync) {
     bool ring = config->requantise != 0;
     if (!plan_compresses(sync->comm, config))
         return OK;
-    return codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
-                        config->error_feedback && !ring);
+    TRY(codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
+                     config->error_feedback && !ring));
+    return comm_on_gpu(sync->comm) ? codec_use_gpu(sync->codec, sync->comm->gpu, sync->comm->device->lane) : OK;
 }
 
 /* All slices of all buckets that a rank owns. */
@@ -262,7 +263,9 @@ typedef struct ResidualJob {
 
 static Status gather_residuals_job(void *argument) {
     Sync *sync = argument;
-    return residual_gather(sync->comm, sync->codec);
+    TRY(codec_hold(sync->codec));
+    TRY(residual_gather(sync->comm, sync->codec));
+    return codec_release(sync->codec);
 }
 
 /* Idempotent until a step is committed. */
@@ -303,7 +306,10 @@ const char *sync_residual_name(const Sync *sync, int i, char name[32]) {
 
 static Status fetch_job(void *argument) {
     ResidualJob *job = argument;
-    return residual_fetch(job->sync->comm, job->sync->codec, job->array, job->data);
+    Codec *codec = job->sync->codec;
+    TRY(codec_hold(codec));
+    TRY(residual_fetch(job->sync->comm, codec, job->array, job->data));
+    return codec_release(codec);
 }
 
 Status sync_residual_fetch(Sync *sync, int i, float *data) {
@@ -313,7 +319,10 @@ Status sync_residual_fetch(Sync *sync, int i, float *data) {
 
 static Status restore_job(void *argument) {
     ResidualJob *job = argument;
-    return residual_restore(job->sync->comm, job->sync->codec, job->array, job->data);
+    Codec *codec = job->sync->codec;
+    TRY(codec_hold(codec));
+    TRY(residual_restore(job->sync->comm, codec, job->array, job->data));
+    return codec_release(codec);
 }
 
 Status sync_residual_restore(Sync *sync, int i, const float *data) {

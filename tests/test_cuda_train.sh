@@ -74,10 +74,21 @@ train zero4 $four optim.zero=1
 same zero4 nccl4
 train zerohost4 $four optim.zero=1 comm.transport=loop
 same zerohost4 nccl4
-train int8 $four comm.compress=int8 comm.warmup_steps=0
-said int8 'over loop'
-train int8cpu $four comm.compress=int8 comm.warmup_steps=0 run.device=cpu
-near int8 int8cpu 1e-3
+for compressor in bf16 int8 int4 topk; do
+    lossy="comm.compress=$compressor comm.warmup_steps=1 comm.topk_density=0.1"
+    for scope in between all; do
+        train $compressor-$scope $four $lossy comm.compress_scope=$scope
+        said $compressor-$scope 'over nccl'
+        train $compressor-host-$scope $four $lossy comm.compress_scope=$scope comm.transport=loop
+        same $compressor-$scope $compressor-host-$scope
+    done
+    near $compressor-between nccl4 0.3 # no NaN, nothing lost; top-k of 4 steps is far off
+    cmp -s $work/$compressor-between/model.bin $work/nccl4/model.bin && fail "$compressor changes nothing"
+done
+CUDART_LATE=1 train int8-late $four comm.compress=int8 comm.warmup_steps=1
+same int8-late int8-between
+train tensor $four comm.compress=int8_tensor comm.warmup_steps=1
+said tensor 'over loop'
 
 CUDART_LATE=1 train late4 $four
 same late4 nccl4
@@ -86,10 +97,11 @@ same latehost4 nccl4
 CUDART_LATE=1 EMULATOR_SEED=5 train late1
 same late1 cuda
 
-# Steps 1 and 2, then 3 and 4, as one run of 4.
-train whole optim.schedule=constant $four
-train half optim.schedule=constant $four train.steps=2 train.save_every=2
-train half optim.schedule=constant $four train.save_every=2 run.resume=yes
+# Steps 1 and 2, then 3 and 4, as one run of 4, residuals of error feedback included.
+four="$four optim.schedule=constant comm.compress=int8 comm.warmup_steps=0"
+train whole $four
+train half $four train.steps=2 train.save_every=2
+train half $four train.save_every=2 run.resume=yes
 cmp -s "$work/whole/model.bin" "$work/half/model.bin" || fail "a resumed run ends with another model"
 
 # A GPU for two ranks: NCCL is impossible.

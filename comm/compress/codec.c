@@ -10,6 +10,7 @@
 #include "comm/compress/codec.h"
 
 #include "base/random.h"
+#include "comm/compress/compress_cuda.h"
 
 #include <assert.h>
 #include <math.h>
@@ -48,6 +49,11 @@ static Status add_pieces(Codec *codec, const ParamTable *table) {
     return OK;
 }
 
+/* The i-th of all residual arrays. */
+static float **residual_at(Codec *codec, int i) {
+    return i < CODEC_HOPS ? &codec->residual[i] : &codec->new_residual[i - CODEC_HOPS];
+}
+
 static Status codec_init(Codec *codec, const ParamTable *table) {
     TRY(add_pieces(codec, table));
     for (int hop = 0; hop < CODEC_HOPS && codec->error_feedback && codec->elems > 0; hop++) {
@@ -75,12 +81,67 @@ Status codec_create(Codec **codec, const ParamTable *table, const Compressor *co
 void codec_destroy(Codec *codec) {
     if (!codec)
         return;
-    for (int hop = 0; hop < CODEC_HOPS; hop++) {
-        release(codec->residual[hop], codec->elems);
-        release(codec->new_residual[hop], codec->elems);
+    for (int i = 0; i < 2 * CODEC_HOPS; i++) {
+        float *array = *residual_at(codec, i);
+        if (codec->gpu && !codec->on_gpu[i])
+            memory_free(gpu_memory(codec->gpu), array);
+        else
+            release(array, codec->elems);
+        if (codec->on_gpu[i])
+            memory_free(gpu_memory(codec->gpu), codec->on_gpu[i]);
     }
     free(codec->pieces);
     free(codec);
+}
+
+/* ---- on a GPU ---- */
+
+Status codec_use_gpu(Codec *codec, Gpu *gpu, void *stream) {
+    if (!cuda_compressor(codec->compressor))
+        return bad_input("comm.compress = %s: runs on the host only, comm.transport = nccl does not", codec->compressor->name);
+    codec->gpu = gpu;
+    codec->stream = stream;
+    size_t bytes = (size_t)codec->elems * sizeof(float);
+    for (int i = 0; i < 2 * CODEC_HOPS; i++) {
+        float **array = residual_at(codec, i);
+        if (!*array)
+            continue;
+        release(*array, codec->elems);
+        *array = memory_alloc(gpu_memory(gpu), bytes);
+        if (!*array)
+            return fault("out of memory on the GPU: residuals of error feedback take %d x %.2f GB", 2 * CODEC_HOPS,
+                         1e-9 * (double)bytes);
+    }
+    return OK;
+}
+
+Status codec_hold(Codec *codec) {
+    for (int i = 0; codec->gpu && i < 2 * CODEC_HOPS; i++) {
+        float **array = residual_at(codec, i), *held = NULL;
+        if (!*array)
+            continue;
+        TRY(reserve(&held, codec->elems));
+        gpu_copy_out(codec->gpu, held, *array, (size_t)codec->elems * sizeof(float), NULL, NULL, 0);
+        codec->on_gpu[i] = *array;
+        *array = held;
+    }
+    return codec->gpu ? gpu_finish(codec->gpu) : OK;
+}
+
+Status codec_release(Codec *codec) {
+    Status status = OK;
+    for (int i = 0; codec->gpu && i < 2 * CODEC_HOPS; i++) {
+        float **array = residual_at(codec, i), *held = *array;
+        if (!codec->on_gpu[i])
+            continue;
+        gpu_copy_in(codec->gpu, codec->on_gpu[i], held, (size_t)codec->elems * sizeof(float));
+        Status copied = gpu_finish(codec->gpu);
+        status = status == OK ? copied : status;
+        release(held, codec->elems);
+        *array = codec->on_gpu[i];
+        codec->on_gpu[i] = NULL;
+    }
+    return status;
 }
 
 /* ---- parts of a slice ---- */
@@ -201,6 +262,11 @@ static void encode_part(Codec *codec, CodecHop hop, const Part *part, const floa
     bool feedback = codec->error_feedback && !part->dense;
     const float *residual = feedback ? codec->residual[hop] + part->offset : NULL;
     float *new_residual = feedback ? codec->new_residual[hop] + part->offset : NULL;
+    if (codec->gpu) {
+        cuda_compressor(part->compressor)->encode(codec->gpu, codec->stream, &codec->options, part->offset, part->elems,
+                                                  values, scale, residual, new_residual, wire);
+        return;
+    }
     part->compressor->encode(&codec->options, part->offset, part->elems, values, scale, residual, new_residual, wire);
     if (!part->dense)
         measure_part(codec, part, values, scale, residual, wire);
@@ -216,11 +282,27 @@ void codec_encode(Codec *codec, CodecHop hop, int64_t offset, int64_t elems, con
     } while (next_part(codec, &part, offset + elems));
 }
 
+static void decode_part(const Codec *codec, const Part *part, const uint8_t *wire, float *values) {
+    if (codec->gpu)
+        cuda_compressor(part->compressor)->decode(codec->gpu, codec->stream, &codec->options, part->offset, part->elems,
+                                                  wire, values);
+    else
+        part->compressor->decode(&codec->options, part->offset, part->elems, wire, values);
+}
+
+static void decode_add_part(const Codec *codec, const Part *part, const uint8_t *wire, float *sum) {
+    if (codec->gpu)
+        cuda_compressor(part->compressor)->decode_add(codec->gpu, codec->stream, &codec->options, part->offset,
+                                                      part->elems, wire, sum);
+    else
+        part->compressor->decode_add(&codec->options, part->offset, part->elems, wire, sum);
+}
+
 void codec_decode(const Codec *codec, int64_t offset, int64_t elems, const void *wire, float *values) {
     const uint8_t *in = wire;
     Part part = first_part(codec, offset, elems);
     do {
-        part.compressor->decode(&codec->options, part.offset, part.elems, in, values + (part.offset - offset));
+        decode_part(codec, &part, in, values + (part.offset - offset));
         in += part.bytes;
     } while (next_part(codec, &part, offset + elems));
 }
@@ -229,7 +311,7 @@ void codec_decode_add(const Codec *codec, int64_t offset, int64_t elems, const v
     const uint8_t *in = wire;
     Part part = first_part(codec, offset, elems);
     do {
-        part.compressor->decode_add(&codec->options, part.offset, part.elems, in, sum + (part.offset - offset));
+        decode_add_part(codec, &part, in, sum + (part.offset - offset));
         in += part.bytes;
     } while (next_part(codec, &part, offset + elems));
 }
@@ -246,6 +328,8 @@ void codec_commit(Codec *codec) {
 
 void codec_forget_new(Codec *codec) {
     for (int hop = 0; hop < CODEC_HOPS; hop++)
-        if (codec->new_residual[hop])
+        if (codec->new_residual[hop] && codec->gpu && !codec->on_gpu[CODEC_HOPS + hop])
+            cuda_clear(codec->gpu, codec->stream, codec->new_residual[hop], codec->elems);
+        else if (codec->new_residual[hop])
             madvise(codec->new_residual[hop], (size_t)codec->elems * sizeof(float), MADV_DONTNEED);
 }

@@ -12,6 +12,7 @@
 #define COMM_COMPRESS_CODEC_H
 
 #include "base/error.h"
+#include "base/gpu.h"
 #include "base/param.h"
 #include "comm/compress/compressor.h"
 
@@ -42,6 +43,9 @@ typedef struct Codec {
     /* comm thread */
     float *residual[CODEC_HOPS];     /* f32[elems], owned; NULL without error feedback */
     float *new_residual[CODEC_HOPS]; /* f32[elems], owned */
+    Gpu *gpu;     /* borrowed; NULL: values, wire and residuals are in the host's memory */
+    void *stream; /* in which the Gpu works on them */
+    float *on_gpu[2 * CODEC_HOPS]; /* while they are held on the host: where they belong */
     double noise, signal; /* sums of (p - C(p))^2 and p^2 over a sample of what was encoded since codec_measure */
 } Codec;
 
@@ -49,6 +53,15 @@ typedef struct Codec {
 Status codec_create(Codec **codec, const ParamTable *table, const Compressor *compressor,
                     const CompressorOptions *options, bool every_hop, bool error_feedback);
 void codec_destroy(Codec *codec); /* accepts NULL and half-built ones */
+
+/* Before the first use: from now on values, wire and residuals lie in the Gpu's memory, and calls below join `stream`
+ * (cudaStream_t). BAD_INPUT for a compressor that runs on the host only. Nothing is measured there. */
+Status codec_use_gpu(Codec *codec, Gpu *gpu, void *stream);
+
+/* Brings residuals to the host, for whoever reads or fills codec->residual, and back. Nothing else may use the codec
+ * between the two; on the host they do nothing. */
+Status codec_hold(Codec *codec);
+Status codec_release(Codec *codec);
 
 size_t codec_wire_bytes(const Codec *codec, int64_t offset, int64_t elems);     /* exactly */
 size_t codec_wire_bytes_max(const Codec *codec, int64_t elems);                 /* wherever it starts; pure */

@@ -128,3 +128,7 @@ const CudaCompressor *cuda_compressor(const Compressor *compressor) {
             return &all[i];
     return NULL;
 }
+
+void cuda_clear(Gpu *gpu, void *stream, float *array, int64_t elems) {
+    CHECK_CUDA(gpu, cudaMemsetAsync(array, 0, (size_t)elems * sizeof *array, (cudaStream_t)stream));
+}

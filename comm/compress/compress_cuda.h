@@ -1,4 +1,5 @@
-/* The compressors on a GPU: the CPU's wire bytes, residuals and sums, to the bit. Only in builds with CUDA. */
+/* The compressors on a GPU: the CPU's wire bytes, residuals and sums, to the bit. A build without CUDA has none
+ * (compress_cuda_none.c). */
 #ifndef COMM_COMPRESS_COMPRESS_CUDA_H
 #define COMM_COMPRESS_COMPRESS_CUDA_H
 
@@ -22,5 +23,8 @@ typedef struct CudaCompressor {
 
 /* NULL: that one runs on the CPU only. */
 const CudaCompressor *cuda_compressor(const Compressor *compressor);
+
+/* array f32[elems] = 0, in the stream. */
+void cuda_clear(Gpu *gpu, void *stream, float *array, int64_t elems);
 
 #endif
