@@ -136,7 +136,7 @@ Status cuda_ops_create(CudaOps **out, Gpu *gpu, CudaDtype dtype, const float *pa
         *out = NULL;
         return status;
     }
-    cuda_ops_round_weights(ops);
+    cuda_ops_round_weights(ops, 0, ops->elems);
     return OK;
 }
 
@@ -159,15 +159,17 @@ const Ops *cuda_ops(CudaOps *ops) { return &ops->table; }
 
 void *cuda_ops_weights(CudaOps *ops) { return ops->weights; }
 
-void cuda_ops_round_weights(CudaOps *ops) {
-    if (!ops->weights)
+void cuda_ops_round_weights(CudaOps *ops, int64_t start, int64_t elems) {
+    if (!ops->weights || elems == 0)
         return;
-    bool wide = aligned(ops->params, ops->weights);
-    int64_t packs = wide ? blocks_of(ops->elems, ROUND_PACK) : ops->elems;
+    const float *params = ops->params + start;
+    bf16 *weights = ops->weights + start;
+    bool wide = aligned(params, weights);
+    int64_t packs = wide ? blocks_of(elems, ROUND_PACK) : elems;
     unsigned blocks = (unsigned)blocks_of(packs, THREADS);
     if (wide)
-        LAUNCH((round_kernel<ROUND_PACK>), blocks, THREADS, 0, ops->stream, ops->weights, ops->params, ops->elems);
+        LAUNCH((round_kernel<ROUND_PACK>), blocks, THREADS, 0, ops->stream, weights, params, elems);
     else
-        LAUNCH((round_kernel<1>), blocks, THREADS, 0, ops->stream, ops->weights, ops->params, ops->elems);
+        LAUNCH((round_kernel<1>), blocks, THREADS, 0, ops->stream, weights, params, elems);
     CHECK_LAUNCH(ops);
 }

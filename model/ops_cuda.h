@@ -35,7 +35,7 @@ bool cuda_ops_use_cudnn(CudaOps *ops, bool deterministic, int B, int T, int C, i
 /* bf16[elems], the weights as products see them, for whoever updates params; NULL unless dtype is bf16. */
 void *cuda_ops_weights(CudaOps *ops);
 
-/* Refreshes that copy from params, rounded to nearest. */
-void cuda_ops_round_weights(CudaOps *ops);
+/* Refreshes elements start .. start + elems - 1 of that copy from params, rounded to nearest. */
+void cuda_ops_round_weights(CudaOps *ops, int64_t start, int64_t elems);
 
 #endif

@@ -8,7 +8,7 @@ static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
 
 Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamTable *table, float *host_params,
                     float *host_grads) {
-    *stage = (Stage){.params = host_params, .grads = host_grads, .gpu = device->gpu, .memory = device->memory,
+    *stage = (Stage){.device = device, .params = host_params, .grads = host_grads, .gpu = device->gpu, .memory = device->memory,
                      .table = table, .host_params = host_params, .host_grads = host_grads,
                      .copies = device->gpu && comm_ranks(comm) > 1 && !comm_on_gpu(comm)};
     if (!stage->gpu)
@@ -96,12 +96,16 @@ void stage_need(void *user, int gradient) {
     const Gradient *g = &stage->table->gradients[gradient];
     if (stage->copies && stage->sharded)
         params_in(stage, g->offset, g->elems);
+    if (stage->gpu && stage->sharded)
+        device_params_arrived(stage->device, g->offset, g->elems);
 }
 
 void stage_forward_end(Stage *stage) {
     const Gradient *embedding = &stage->table->gradients[0];
-    if (stage->rows && stage->sharded)
+    if (stage->rows && stage->sharded) {
         params_in(stage, embedding->offset, embedding->elems);
+        device_params_arrived(stage->device, embedding->offset, embedding->elems);
+    }
 }
 
 static void params_out(Stage *stage, Slice slice) {

@@ -18,6 +18,7 @@ typedef struct Stage {
     /* set once */
     float *params, *grads; /* f32[table->elems], the model's */
     /* private */
+    const Device *device;
     Gpu *gpu; /* NULL: the host's arrays are the model's */
     const Allocator *memory;
     const ParamTable *table;

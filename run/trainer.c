@@ -174,7 +174,7 @@ static Status initialise(Trainer *t) {
     TRY(newest >= 0 ? resume(t, newest)
                     : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0));
     TRY(stage_params_in(&t->stage));
-    device_params_arrived(&t->device);
+    device_params_arrived(&t->device, 0, t->table.elems);
     return OK;
 }
 

@@ -51,7 +51,7 @@ static inline void model_device_give(ModelDevice *device) {
         return;
     device->ops->upload(&device->context, device->params, device->host_params, device->elems * sizeof(float));
 #ifdef HAVE_CUDA
-    cuda_ops_round_weights(device->cuda);
+    cuda_ops_round_weights(device->cuda, 0, (int64_t)device->elems);
 #endif
 }
 

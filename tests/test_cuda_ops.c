@@ -16,7 +16,7 @@ enum { WEIGHTS = 1 << 19, SEED = 7 };
 /* Half a unit in the last of bf16's 8 bits, and of tf32's 11. */
 static const double bf16_error = 0x1p-8, tf32_error = 0x1p-11;
 
-static void refresh(const OpsDevice *device) { cuda_ops_round_weights(device->user); }
+static void refresh(const OpsDevice *device) { cuda_ops_round_weights(device->user, 0, WEIGHTS); }
 
 typedef struct Card {
     Gpu *gpu;

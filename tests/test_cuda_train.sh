@@ -72,6 +72,13 @@ train split4 loop.ranks=4 comm.ranks_per_node=2 comm.transport=loop comm.algorit
 near split4 cpu4 1e-5
 train zero4 $four optim.zero=1
 same zero4 nccl4
+train zerobf2cpu loop.ranks=2 run.device=cpu
+train zerobf4 $four optim.zero=1 train.dtype=bf16
+train zerobfhost4 $four optim.zero=1 train.dtype=bf16 comm.transport=loop
+same zerobf4 zerobfhost4
+near zerobf4 cpu4 5e-3
+train zerobf2 loop.ranks=2 optim.zero=1 train.dtype=bf16 comm.transport=loop # the embedding's rows ahead of it
+near zerobf2 zerobf2cpu 5e-3
 train zerohost4 $four optim.zero=1 comm.transport=loop
 same zerohost4 nccl4
 for compressor in bf16 int8 int4 topk; do
