@@ -239,6 +239,5 @@ double sync_begin_s(const Sync *sync);                     /* of the last step, 
 
 /* The links as measured by sync_create, as text: "inside a node 1.2 us, 8.10 GB/s; between nodes ...". */
 const char *sync_links(const Sync *sync);
-double sync_cpu_s(const Sync *sync); /* CPU seconds of the comm thread so far */
 
 #endif

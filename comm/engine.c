@@ -1,4 +1,3 @@
-#define _POSIX_C_SOURCE 200809L
 #include "comm/engine.h"
 
 #include <assert.h>
@@ -7,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct Engine {
     pthread_t thread;
@@ -99,12 +97,4 @@ Status engine_wait(Engine *engine) {
 Status engine_call(Engine *engine, EngineJob *job, void *argument) {
     engine_post(engine, job, argument);
     return engine_wait(engine);
-}
-
-double engine_cpu_s(const Engine *engine) {
-    clockid_t clock;
-    struct timespec used;
-    if (pthread_getcpuclockid(engine->thread, &clock) != 0 || clock_gettime(clock, &used) != 0)
-        return 0;
-    return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
 }

@@ -26,7 +26,4 @@ Status engine_wait(Engine *engine);
 /* Both. */
 Status engine_call(Engine *engine, EngineJob *job, void *argument);
 
-/* CPU seconds that the thread has used so far. */
-double engine_cpu_s(const Engine *engine);
-
 #endif

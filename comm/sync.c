@@ -717,4 +717,3 @@ BucketStats sync_bucket_mean(const Sync *sync, int b) {
 double sync_ready_ms(const Sync *sync, int gradient) { return sync->ready_ms[gradient]; }
 double sync_begin_s(const Sync *sync) { return sync->begin_s; }
 const char *sync_links(const Sync *sync) { return sync->links; }
-double sync_cpu_s(const Sync *sync) { return sync->comm->engine ? engine_cpu_s(sync->comm->engine) : 0; }

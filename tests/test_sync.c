@@ -360,6 +360,26 @@ static void test_different_plans_are_refused(void **state) {
     free(test.result);
 }
 
+/* As many values in as many buckets, but rank 1 cuts them elsewhere. */
+static Status swapped_layers(Comm *comm, void *user) {
+    int swapped = comm_rank(comm) == 1;
+    ParamTable table = {0};
+    Sync *sync = NULL;
+    param_add(&table, "h.1", 1, swapped ? 5000 : 3000, 1);
+    param_add(&table, "h.0", 0, swapped ? 3000 : 5000, 1);
+    Status status = sync_create(&sync, comm, user, &(SyncSetup){.table = &table});
+    sync_destroy(sync);
+    param_table_free(&table);
+    return status;
+}
+
+static void test_other_cuts_are_refused(void **state) {
+    (void)state;
+    CommConfig config = plain("ring", 20000, true);
+    assert_int_equal(comm_run(&config, &(LoopConfig){.ranks = 3}, OK, swapped_layers, &config), FAULT);
+    assert_non_null(strstr(error_line(), "plan of gradient synchronisation: rank 1"));
+}
+
 /* Trap: arrival-order sums differ from run to run. Trap: local size odd, unequal nodes. */
 static void test_two_runs_same_bits_on_odd_shapes(void **state) {
     (void)state;
@@ -520,6 +540,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_inf_reaches_all_and_goes),
     cmocka_unit_test(test_missing_gradient_is_named),
     cmocka_unit_test(test_different_plans_are_refused),
+    cmocka_unit_test(test_other_cuts_are_refused),
     cmocka_unit_test(test_two_runs_same_bits_on_odd_shapes),
 };
 CHECK_MAIN(tests)
