@@ -80,6 +80,9 @@ Status atomic_open(AtomicFile *file, const char *path) {
     *file = (AtomicFile){0};
     if (snprintf(file->path, sizeof file->path, "%s", path) >= (int)sizeof file->path)
         return bad_input("%s: the name is too long", path);
+    struct stat info; /* of a link itself: a rename would replace that */
+    if (lstat(file->path, &info) == 0 && !S_ISREG(info.st_mode))
+        return bad_input("%s: expected a regular file, or none, to write to", path);
     snprintf(file->temporary, sizeof file->temporary, "%s.%ld.tmp", file->path, (long)getpid());
     file->stream = fopen(file->temporary, "wb");
     if (!file->stream)

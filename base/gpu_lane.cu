@@ -65,7 +65,11 @@ void gpu_lane_call(GpuLane *lane, GpuDoneFn *fn, void *user, int argument) {
         return;
     }
     *call = (Call){fn, user, argument};
-    CHECK_CUDA(lane->gpu, cudaLaunchHostFunc(lane->stream, run_call, call));
+    cudaError_t error = cudaLaunchHostFunc(lane->stream, run_call, call);
+    if (error == cudaSuccess)
+        return;
+    free(call);
+    gpu_fault(lane->gpu, "cudaLaunchHostFunc", cudaGetErrorString(error));
 }
 
 Status gpu_lane_test(GpuLane *lane, bool *empty) {

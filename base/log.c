@@ -169,6 +169,7 @@ void log_start(Log *log, const Config *config) {
     log->facts = NULL;
     write_line(log, object);
     putchar('\n');
+    fflush(stdout);
     progress_start(&log->progress, stdout, (double)(log->steps - log->done));
     log->start_s = clock_s();
 }

@@ -87,7 +87,7 @@ const char *comm_transport_name(const Comm *comm);
 
 /* From now on the sync works on arrays in this Gpu's memory, by NCCL, if comm.transport is auto or nccl and can do that:
  * comm_on_gpu tells. Where it cannot, and for comm.transport = mpi or loop, the sync goes on to work on the host's memory.
- * FAULT where nccl is asked for and impossible. Collective; before sync_create. */
+ * FAULT where nccl is asked for and impossible, as it is without a Gpu (NULL). Collective; before sync_create. */
 Status comm_use_gpu(Comm *comm, const CommConfig *config, Gpu *gpu);
 bool comm_on_gpu(const Comm *comm);
 

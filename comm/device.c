@@ -13,8 +13,10 @@ static bool chosen(const CommConfig *config, const char *name) {
 }
 
 /* NULL: nothing stands in the way. */
-static const char *obstacle(const Comm *comm, const CommConfig *config) {
+static const char *obstacle(const Comm *comm, const CommConfig *config, const Gpu *gpu) {
     const char *why;
+    if (!gpu)
+        return "the model does not run on a GPU";
     if (!device_transport())
         return "this build has no NCCL";
     if (comm->machine_ranks > gpu_count(&why))
@@ -32,9 +34,9 @@ static Status open_job(void *argument) {
 
 Status comm_use_gpu(Comm *comm, const CommConfig *config, Gpu *gpu) {
     bool asked = chosen(config, "nccl");
-    if (comm_ranks(comm) == 1 || !(asked || chosen(config, "auto")))
+    if (comm_ranks(comm) == 1 || !(asked || (gpu && chosen(config, "auto"))))
         return OK;
-    const char *why = obstacle(comm, config);
+    const char *why = obstacle(comm, config, gpu);
     double blocked = why != NULL;
     TRY(comm_reduce(comm, &blocked, 1, COMM_MAX));
     if (blocked > 0) {

@@ -35,11 +35,10 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
 static void use_cudnn(Device *device) {
     const char *why = "";
     const Gpt2Config *m = &device->model;
-    size_t used = strlen(device->text);
     bool used_cudnn = cuda_ops_use_cudnn(device->cuda_ops, true, device->options.max_B, device->options.max_T,
                                          m->channels, m->heads, &why);
-    snprintf(device->text + used, sizeof device->text - used, ", %s%s",
-             used_cudnn ? "attention by cuDNN" : "own attention: ", used_cudnn ? "" : why);
+    snprintf(device->attention, sizeof device->attention, "%s%s", used_cudnn ? "cuDNN" : "our own: ",
+             used_cudnn ? "" : why);
 }
 
 static Status connect_gpu(Device *device, const float *params, int64_t elems) {
@@ -97,7 +96,8 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
                    int rank, int local_rank) {
     bool automatic = chosen(run_devices, settings->run.device, "auto");
     *device = (Device){.kind = DEVICE_CPU, .text = "cpu", .ops = &ops_cpu, .optim = &optim_cpu,
-                       .memory = &host_memory, .computes = true, .settings = settings, .model = *model, .options = *options, .root = rank == 0};
+                       .memory = &host_memory, .computes = true, .settings = settings, .model = *model,
+                       .options = *options, .root = rank == 0};
     if (chosen(run_devices, settings->run.device, "replay"))
         TRY(open_replay(device, settings, model, options, rank));
     if (automatic || chosen(run_devices, settings->run.device, "cuda"))

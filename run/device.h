@@ -15,6 +15,7 @@ typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA, DEVICE_REPLAY } DeviceKind;
 typedef struct Device {
     DeviceKind kind;
     char text[512];          /* for the header: which, and for run.device=auto why not a GPU */
+    char attention[256];     /* after device_connect: whose attention runs, "" where there is no choice */
     const Ops *ops;          /* for gpt2_create, after device_connect */
     const OptimOps *optim;   /* for adamw_create and norm_plan_create, after device_connect */
     const Allocator *memory; /* for its activations and all that it updates */

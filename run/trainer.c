@@ -54,10 +54,31 @@ static Status check_input(Trainer *t) {
 
 static double gb(double bytes) { return 1e-9 * bytes; }
 
+/* On the GPU parameters, gradients and moments, on the host the first two, where ranks talk. Activations are those of
+ * the cpu, at most: in half the bytes where they are bf16. */
+static Status check_gpu_memory(Trainer *t, double params, double activations) {
+    const Settings *s = t->settings;
+    bool half = strcmp(option_choice(train_dtypes, s->train.dtype), "bf16") == 0;
+    double moments = 2 * params / (s->optim.zero ? t->ranks : 1), weights = half ? params / 2 : 0;
+    activations = half ? activations / 2 : activations;
+    double bytes = 2 * params + moments + weights + activations + RUNTIME_BYTES;
+    double available = (double)gpu_memory_free_bytes(t->device.gpu);
+    if (t->rank == 0)
+        log_fact(t->log, "memory", "%.2f GB on the GPU of each rank: parameters %.2f, gradients %.2f, moments %.2f, "
+                 "activations %.2f", gb(bytes), gb(params + weights), gb(params), gb(moments), gb(activations));
+    if (bytes > available)
+        return bad_input("the run needs %.2f GB of the GPU's memory, %.2f GB are free; lower train.batch or "
+                         "train.seq_len%s", gb(bytes), gb(available),
+                         s->train.recompute ? "" : ", or set train.recompute=yes");
+    return placement_memory(t->comm, 2 * params + RUNTIME_BYTES, s->train.recompute);
+}
+
 static Status check_memory(Trainer *t) {
     Gpt2Options options = model_options(t);
     double params = 4.0 * (double)t->table.elems;
     double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options) : 0;
+    if (t->device.gpu)
+        return check_gpu_memory(t, params, activations);
     double moments = t->device.computes ? 2 * params / (t->settings->optim.zero ? t->ranks : 1) : 0;
     double bytes = 2 * params + moments + activations + RUNTIME_BYTES;
     if (t->rank == 0)
@@ -92,8 +113,7 @@ Status trainer_check(Trainer *t) {
     TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
     TRY(comm_agree(t->comm, check_input(t)));
     TRY(comm_verify(t->comm, &t->device.kind, sizeof t->device.kind, "device (run.device=auto found a GPU or none)"));
-    if (t->device.gpu)
-        TRY(comm_use_gpu(t->comm, &t->settings->comm, t->device.gpu));
+    TRY(comm_use_gpu(t->comm, &t->settings->comm, t->device.gpu));
     gpt2_param_table(&t->model_config, splits_embedding(t), &t->table);
     return print_header(t);
 }
@@ -110,7 +130,8 @@ static Status allocate(Trainer *t) {
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || !t->grads || !t->inputs || !t->targets)
-        return fault("out of memory: %.2f GB of parameters and gradients", gb(2.0 * (double)bytes));
+        return fault("out of memory: %.2f GB of parameters and gradients, %.2f GB of a step's tokens "
+                     "(train.global_batch)", gb(2.0 * (double)bytes), gb(2.0 * sizeof(int) * (double)tokens));
     TRY(stage_create(&t->stage, &t->device, t->comm, &t->table, t->params, t->grads));
     TRY(device_connect(&t->device, t->stage.params, t->table.elems));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
@@ -183,6 +204,10 @@ static Status open_log(Trainer *t) {
         return OK;
     char path[OPTION_TEXT + 16];
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
+    if (t->device.attention[0])
+        log_fact(t->log, "attention", "%s", t->device.attention);
+    if (comm_gpu_note(t->comm)[0])
+        log_fact(t->log, "gradients", "copied to the host and back: %s", comm_gpu_note(t->comm));
     log_fact(t->log, "sync", "%s", sync_plan(t->sync));
     if (sync_warning(t->sync)[0])
         log_warning(t->log, "%s", sync_warning(t->sync));
@@ -228,9 +253,10 @@ static Status finish(Trainer *t) {
     const Settings *s = t->settings;
     char path[OPTION_TEXT + 16], mfu[32] = "n/a";
     snprintf(path, sizeof path, "%s/model.bin", s->run.out);
-    TRY(device_write_profile(&t->device));
     if (t->device.computes)
         TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
+    if (device_write_profile(&t->device) != OK)
+        log_warning(t->log, "no profile: %s", error_line());
     double flops_per_s = log_summary(t->log) * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
     if (s->run.peak_tflops > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
@@ -247,9 +273,9 @@ static Status finish(Trainer *t) {
 
 Status trainer_finish(Trainer *t) {
     TRY(trainer_gather_params(t));
-    if (t->trace)
-        TRY(trace_write(t->trace, t->comm, t->settings->log.trace));
-    return t->rank == 0 ? finish(t) : OK;
+    TRY(comm_agree(t->comm, t->rank == 0 ? finish(t) : OK));
+    /* Behind the model, which matters more. */
+    return t->trace ? trace_write(t->trace, t->comm, t->settings->log.trace) : OK;
 }
 
 void trainer_destroy(Trainer *t) {

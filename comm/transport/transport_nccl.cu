@@ -60,7 +60,7 @@ static void cuda_set_scaled(void *lane, float *sum, float scale, const float *te
 static void cuda_add_scaled(void *lane, float *sum, float scale, const float *term, int64_t elems) {
     run(lane, AddScaled{scale}, sum, term, elems);
 }
-/* A copy that fails is seen by flush, like a kernel's failure. */
+/* A copy, or a kernel's launch, that fails is seen by flush: the comm thread's calls leave their last error there. */
 static void cuda_copy(void *lane, float *to, const float *from, int64_t elems) {
     cudaMemcpyAsync(to, from, (size_t)elems * sizeof *to, cudaMemcpyDeviceToDevice, (cudaStream_t)lane);
 }
@@ -150,6 +150,9 @@ static Status nccl_flush(Transport *transport) {
     NcclTransport *self = nccl_of(transport);
     const struct timespec nap = {0, 20000};
     double start_s = clock_s();
+    cudaError_t launched = cudaGetLastError(); /* of this thread: vector operations do not look */
+    if (launched != cudaSuccess)
+        return give_up(self, fault("the GPU refused work on gradients: %s", cudaGetErrorString(launched)));
     for (bool empty = false;;) {
         Status status = self->comm ? asynchronous_error(self) : fault("NCCL: the communicator was aborted");
         if (status == OK)
