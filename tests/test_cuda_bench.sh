@@ -19,7 +19,7 @@ cat >"$work/build/train" <<END
 for argument; do
     case \$argument in
     run.device=cuda) arguments+=(run.device=cpu) ;;
-    train.dtype=*) ;;
+    train.dtype=* | comm.transport=nccl) ;;
     *) arguments+=("\$argument") ;;
     esac
 done
