@@ -16,13 +16,14 @@
 
 enum { LINE_BYTES = 1024 };
 
+const char comm_transports[] = "auto|mpi|loop|nccl";
 const char comm_algorithms[] = "auto|naive|native|iallreduce|ring|tree|reduce_scatter|hierarchical";
 const char comm_groups[] = "node|numa";
 const char comm_compressors[] = "none|bf16|int8|int4|topk|int8_tensor";
 const char comm_requantisations[] = "no|ring";
 
 const Option comm_options[] = {
-    {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = "auto|mpi|loop|nccl",
+    {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = comm_transports,
      .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads); gradients on GPUs: nccl"},
     {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = comm_algorithms,
      .help = "all-reduce of gradients; native, iallreduce: MPI's own"},

@@ -2,14 +2,10 @@
 #include "comm/compress/compress_cuda.h"
 #include "comm/internal.h"
 
-#include <stdio.h>
 #include <string.h>
 
 static bool chosen(const CommConfig *config, const char *name) {
-    for (int i = 0; i < comm_option_count; i++)
-        if (strcmp(comm_options[i].key, "transport") == 0)
-            return strcmp(option_choice(comm_options[i].choices, config->transport), name) == 0;
-    return false;
+    return strcmp(option_choice(comm_transports, config->transport), name) == 0;
 }
 
 /* NULL: nothing stands in the way. */

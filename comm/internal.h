@@ -27,6 +27,7 @@ struct Comm {
 enum { COMM_REDUCE_COUNT = 64 }; /* values that comm_reduce moves at a time */
 
 /* The choices of [comm] algorithm: auto, and the names of collectives. */
+extern const char comm_transports[];
 extern const char comm_algorithms[];
 extern const char comm_groups[];
 extern const char comm_compressors[], comm_requantisations[];

@@ -2,15 +2,13 @@
 
 #include "base/gpu.h"
 
-#include <stdlib.h>
-
 static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
 
 Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamTable *table, float *host_params,
                     float *host_grads) {
     *stage = (Stage){.device = device, .params = host_params, .grads = host_grads, .gpu = device->gpu,
-                     .memory = device->memory,
-                     .table = table, .host_params = host_params, .host_grads = host_grads,
+                     .memory = device->memory, .table = table, .host_params = host_params,
+                     .host_grads = host_grads,
                      .copies = device->gpu && comm_ranks(comm) > 1 && !comm_on_gpu(comm)};
     if (!stage->gpu)
         return OK;

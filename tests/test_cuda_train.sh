@@ -114,9 +114,20 @@ cmp -s "$work/whole/model.bin" "$work/half/model.bin" || fail "a resumed run end
 # A GPU for two ranks: NCCL is impossible.
 CUDART_DEVICES=1 train shared2 loop.ranks=2
 said shared2 'over loop'
+said shared2 'copied to the host and back: NCCL needs a GPU for each rank'
 CUDART_DEVICES=1 "$TRAIN" "$work/t.cfg" run.out="$work/refused" loop.ranks=2 comm.transport=nccl >"$work/refused.txt" 2>&1
 [ $? = 1 ] || fail "comm.transport=nccl with one GPU for two ranks: expected exit 1"
 said refused 'comm.transport = nccl: NCCL needs a GPU for each rank'
+
+CUDART_MEMORY_MIB=200 "$TRAIN" "$work/t.cfg" run.out="$work/small" >"$work/small.txt" 2>&1
+[ $? = 2 ] || fail 'too little memory: expected exit 2'
+said small "of the GPU's memory"
+"$TRAIN" "$work/t.cfg" run.out="$work/cpu2" run.device=cpu loop.ranks=2 comm.transport=nccl >"$work/cpu2.txt" 2>&1
+[ $? = 1 ] || fail 'comm.transport=nccl on the cpu: expected exit 1'
+said cpu2 'does not run on a GPU'
+ln -s "$work/t.cfg" "$work/link"
+"$TRAIN" "$work/t.cfg" run.out="$work/traced2" run.device=cpu train.steps=1 train.val_every=0 log.trace="$work/link" >"$work/traced2.txt" 2>&1
+[ $? = 2 ] && [ -L "$work/link" ] && [ -s "$work/traced2/model.bin" ] || fail 'a trace to a link: expected exit 2, the link and the model kept'
 
 [ $failures = 0 ] && echo "all passed"
 exit $((failures > 0))
