@@ -57,7 +57,7 @@ now_ms() { echo $(($(date +%s%N) / 1000000)); }
 # Those of the launcher's children that are ranks, as "rank process" lines
 ranks_of() {
     local process rank
-    for process in $(ps -o pid= --ppid "$1"); do
+    for process in $(grep -lx "PPid:[[:space:]]*$1" /proc/[0-9]*/status 2>/dev/null | cut -d/ -f3); do
         rank=$(tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')
         [ -z "$rank" ] || echo "$rank $process"
     done
@@ -66,7 +66,7 @@ ranks_of() {
 steps_under_way() { [ "$(cat "$work/out/log.jsonl" 2>/dev/null | wc -l)" -ge 2 ]; }
 alive() { grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null; } # not a zombie
 
-# start NAME ARGS...: four ranks, returns somewhere in a later step; sets launcher and processes
+# start NAME ARGS...: four ranks, returns somewhere in a later step; sets launcher and processes, or nothing runs
 start() {
     local name=$1 tries=0
     shift
@@ -79,7 +79,11 @@ start() {
     done
     sleep 0.$((RANDOM % 400 + 100))
     processes=$(ranks_of $launcher)
-    [ "$(wc -l <<<"$processes")" = 4 ] || fail "$name: expected four ranks"
+    [ "$(wc -l <<<"$processes")" = 4 ] && return
+    kill $launcher
+    wait $launcher
+    fail "$name: expected four ranks, found '$processes'"
+    return 1
 }
 
 process_of() { sed -n "s/^$1 //p" <<<"$processes"; }
@@ -88,7 +92,7 @@ process_of() { sed -n "s/^$1 //p" <<<"$processes"; }
 kill_one() {
     local name=$1 victim=$2 process line start_ms
     shift 2
-    start "$name" "$@"
+    start "$name" "$@" || return
     line="train: rank $victim (process $(process_of "$victim") on [^ ]*) ended unexpectedly; the run stops"
     start_ms=$(now_ms)
     kill -9 "$(process_of "$victim")"
@@ -114,9 +118,10 @@ for algorithm in ${ALGORITHMS:-naive native iallreduce ring tree reduce_scatter 
     echo "$algorithm: $TRIALS killed, the others ended within $worst_ms ms"
 done
 
-start 'end by mpirun' comm.algorithm=ring
-kill $launcher
-wait $launcher && fail 'end by mpirun: exit code 0'
+if start 'end by mpirun' comm.algorithm=ring; then
+    kill $launcher
+    wait $launcher && fail 'end by mpirun: exit code 0'
+fi
 grep '^train: ' "$work/log" && fail 'end by mpirun: no rank is to blame'
 
 [ $failures = 0 ] && echo "test_kill.sh: passed"
