@@ -12,18 +12,6 @@ enum { RANKS = 4, SEED = 77, STEPS = 3 };
 
 static const OptimConfig gpt2_optim = {.lr = 6e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 
-static uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 /* ---- tables, shards, values ---- */
 
 /* Matrices and 1-D tensors in turn. Odd sizes, and sizes that leave runs on multiples of 4, larger than a block of
