@@ -1,40 +1,9 @@
 #!/bin/bash
 # ./train on the emulated GPU: losses near the CPU's; gradients that travel by NCCL, from GPU to GPU, give the bits of those
 # that travel from host to host; the same bits when the device is late with everything; checkpoints resume exactly.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
-
-"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t tests/data/emma.txt >/dev/null || { fail prepare; exit 1; }
-cat >"$work/t.cfg" <<CFG
-[model]
-layers = 2
-heads = 3
-channels = 48
-context = 32
-vocab = 257
-[data]
-train = $work/t_train_*.bin
-val = $work/t_val_*.bin
-tokenizer = bytes
-[train]
-seq_len = 31
-batch = 2
-steps = 4
-val_every = 4
-val_batches = 1
-[optim]
-warmup = 1
-[run]
-device = cuda
-threads = 1
-[comm]
-verify_every = 1
-calibrate = no
-CFG
+. "$(dirname "$0")/script.sh"
+tiny model.heads=3 model.channels=48 model.context=32 data.val="$work/t_val_*.bin" train.seq_len=31 train.batch=2 \
+    train.steps=4 train.val_every=4 train.val_batches=1 optim.warmup=1 run.device=cuda comm.verify_every=1
 
 # train NAME ARGS...: out goes to $work/NAME
 train() {

@@ -1,14 +1,7 @@
 #!/bin/bash
 # build/overlap: its rows, the bytes and the bound they should show, real and replayed backward, threads and processes;
 # the one line for what it refuses. Times are checked from below only.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-BUILD=${BUILD:-build} MPI=${MPI:-1}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/script.sh"
 
 cat >"$work/t.cfg" <<CFG
 [model]
@@ -95,4 +88,4 @@ refused 'comm_share: expected comm.algorithm' --comm_share 1 "$work/t.cfg" loop.
 refused "unknown key 'rank'" "$work/t.cfg" loop.rank=4
 refused 'no_such_profile' --profile "$work/no_such_profile" "$work/t.cfg" loop.ranks=2
 
-[ $failures = 0 ]
+finish

@@ -1,56 +1,10 @@
 #!/bin/bash
 # ./train end to end on a tiny model and real text: ranks, accumulation and algorithms against one rank; determinism;
 # resume; the one clear line for bad input.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train} MPI=${MPI:-1}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
-
+. "$(dirname "$0")/script.sh"
 cp tests/data/emma.txt "$work/text.txt"
-"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t "$work/text.txt" >/dev/null || { fail prepare; exit 1; }
-cat >"$work/t.cfg" <<CFG
-[model]
-layers = 2
-heads = 2
-channels = 32
-context = 40
-vocab = 257
-[data]
-train = $work/t_train_*.bin
-val = $work/t_val_*.bin
-tokenizer = bytes
-[train]
-seq_len = 32
-batch = 12
-global_batch = 768
-steps = 20
-val_every = 10
-val_batches = 2
-[optim]
-lr = 3e-3
-warmup = 5
-[run]
-threads = 1
-[comm]
-verify_every = 1
-calibrate = no
-CFG
-
-# train NAME RANKS HOW ARGS...: HOW is loop or mpi; out goes to $work/NAME
-train() {
-    local name=$1 ranks=$2 how=$3
-    shift 3
-    if [ "$how" = mpi ]; then
-        mpirun --oversubscribe -n "$ranks" "$TRAIN" "$work/t.cfg" run.out="$work/$name" "$@" >"$work/$name.log" 2>&1
-    else
-        "$TRAIN" "$work/t.cfg" run.out="$work/$name" loop.ranks="$ranks" "$@" >"$work/$name.log" 2>&1
-    fi || { fail "$name: exit $?"; tail -5 "$work/$name.log"; }
-}
-values() { grep -o "\"$2\":[^,}]*" "$work/$1/log.jsonl" | cut -d: -f2; }
+tiny model.context=40 data.val="$work/t_val_*.bin" train.seq_len=32 train.batch=12 train.global_batch=768 \
+    train.steps=20 train.val_every=10 train.val_batches=2 optim.lr=3e-3 optim.warmup=5 comm.verify_every=1
 
 # same NAME REFERENCE KEY: values of all steps equal to 1e-5 relative; at least one, none missing, no NaN
 same() {
@@ -231,5 +185,4 @@ done
 "$TRAIN" --plan "$work/t.cfg" run.out="$work/plan" >"$work/stdout" || fail "--plan: exit $?"
 [ ! -e "$work/plan" ] && grep -q parameters "$work/stdout" || fail "--plan"
 
-[ $failures = 0 ] && echo "all passed"
-exit $((failures > 0))
+finish
