@@ -57,17 +57,17 @@ try() {
     esac
 }
 
-faults=() trees=() unknown=" $* "
+faults=() new=() unknown=" $* "
 for patch in tests/mutants/*.patch; do
     name=$(basename -s .patch "$patch") test=$(header "$name" 'Caught by')
     [ $# = 0 ] || [[ " $* " == *" $name "* || " $* " == *" $test "* ]] || continue
     unknown=${unknown// $name / } unknown=${unknown// $test / }
     faults+=("$name")
-    [ -d "$(tree "$(made "$name")")" ] || trees+=("$(tree "$(made "$name")")")
+    [ -d "$(tree "$(made "$name")")" ] || new+=("$(tree "$(made "$name")")")
 done
 [[ $unknown =~ [^\ ] ]] && { echo "no fault and no test of one is called$unknown"; exit 2; }
-trees=$(printf '%s\n' "${trees[@]}" | sort -u | grep -c .)
-echo "mutants: ${#faults[@]} faults, one at a time; about $(((${#faults[@]} * 12 + trees * 120) / 60 + 1)) minutes"
+new=$(printf '%s\n' "${new[@]}" | sort -u | grep -c .)
+echo "mutants: ${#faults[@]} faults, one at a time; about $(((${#faults[@]} * 12 + new * 120) / 60 + 1)) minutes"
 
 caught=0 done=0
 for name in "${faults[@]}"; do

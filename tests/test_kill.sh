@@ -1,5 +1,5 @@
 #!/bin/bash
-# A rank is killed in the middle of a bucket, under every algorithm: all others end within 10 s, non-zero, and one line of
+# Trap: peers hang when one dies (horovod#3494). A rank is killed in the middle of a bucket, under every algorithm: all others end within 10 s, non-zero, and one line of
 # ours names it. When the launcher ends them all nobody is named.
 # TRIALS=20 ALGORITHMS="ring tree" tests/test_kill.sh: more of some. Called by `make test`.
 . "$(dirname "$0")/script.sh"

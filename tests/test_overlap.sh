@@ -39,6 +39,7 @@ overlap() {
 # replayed MORE-ARGS...: 2 x 2 ranks, backward 100 ms of which the link needs 80
 replayed() { overlap --comm_share 0.8 --backward_ms 100 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2 "$@"; }
 
+# Trap: the fix for a buffer overwritten in flight removes overlap (DeepSpeed#7371): what it hides is measured.
 for algorithm in hierarchical ring reduce_scatter; do
     replayed comm.algorithm=$algorithm
     gradient_bytes=$(grep -o '"bytes": [0-9]*' "$work/out" | awk '{ sum += $2 } END { print sum }')
@@ -59,8 +60,11 @@ overlap --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=1,3 loop
 equal "unequal nodes" "$(value overlap nodes)" 2
 overlap --comm_share 1 --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2,2
 equal "equal nodes as a list" "$(value overlap nodes)" 2
+# Trap: overlap slows compute (nccl#338): what backward takes stands in either row.
 overlap --real "$work/t.cfg" loop.ranks=3
 equal "real: ranks" "$(value overlap ranks)" 3
+at_least "real: backward beside communication" "$(value overlap backward_ms)" 0.001
+at_least "real: backward alone" "$(value blocking backward_ms)" 0.001
 at_least "real: exposed" "$(value overlap exposed_ms)" 0
 if [ "$MPI" = 1 ]; then
     mpirun -n 2 "$BUILD/overlap" --json --steps 1 --backward_ms 20 "$work/t.cfg" >"$work/out" 2>"$work/err" ||
