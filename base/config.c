@@ -1,6 +1,7 @@
 /* Options are looked up by name in the tables of their sections; every assignment, from a file, a command line or the
  * defaults, goes through assign(), so that checks and messages are the same everywhere. `origin` remembers who gave
  * each key its value, for messages about combinations of keys. */
+#define _GNU_SOURCE
 #include "base/config.h"
 
 #include <assert.h>
@@ -343,7 +344,7 @@ Status args_parse(const char *usage, const Option *options, int count, void *tar
         }
         if (strcmp(arg, "help") == 0 && !find_option(options, count, arg, strlen(arg))) {
             args_help(usage, options, count);
-            exit(0);
+            exit(error_exit_code(program_invocation_short_name, OK));
         }
         size_t length = strcspn(arg, "=");
         const Option *option = find_option(options, count, arg, length);

@@ -212,10 +212,9 @@ int comm_finish(const char *program, Status status) {
     if (!processes)
         return error_exit_code(program, status);
     bool shared = status == OK || outcome_shared_by_processes;
-    if (!shared || processes->rank() == 0)
-        error_exit_code(program, status);
+    int code = !shared || processes->rank() == 0 ? error_exit_code(program, status) : (int)status;
     if (!shared)
-        processes->abort((int)status);
+        processes->abort(code);
     processes->stop();
-    return (int)status;
+    return code;
 }
