@@ -185,6 +185,7 @@ int comm_local_rank(const Comm *comm) { return comm->local_rank; }
 int comm_local_ranks(const Comm *comm) { return comm->local_ranks; }
 int comm_nodes(const Comm *comm) { return comm->nodes; }
 int comm_node(const Comm *comm) { return comm->node; }
+bool comm_same_node(const Comm *comm, int a, int b) { return comm->transport->node[a] == comm->transport->node[b]; }
 bool comm_nodes_are_numa(const Comm *comm) { return comm->by_numa; }
 int comm_machine_ranks(const Comm *comm) { return comm->machine_ranks; }
 const char *comm_transport_name(const Comm *comm) { return comm->world.transport->ops->name; }

@@ -81,6 +81,7 @@ int comm_nodes(const Comm *comm);
 bool comm_nodes_are_numa(const Comm *comm);    /* comm.group = numa: nodes are NUMA domains */
 int comm_machine_ranks(const Comm *comm);      /* ranks of this node, and of all domains that it was split into */
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
+bool comm_same_node(const Comm *comm, int a, int b); /* of any two ranks */
 const char *comm_transport_name(const Comm *comm);
 
 /* ---- gradients on GPUs ---- */
