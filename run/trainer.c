@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/machine.h"
 #include "model/checkpoint.h"
+#include "run/interrupt.h"
 #include "run/placement.h"
 #include "run/resume.h"
 #include "run/snapshot.h"
@@ -217,6 +218,7 @@ static Status open_log(Trainer *t) {
         log_fact(t->log, "resume", "after step %lld", (long long)t->step);
     TRY(log_jsonl(t->log, t->settings->log.jsonl ? path : "", t->step));
     log_start(t->log, t->settings->config);
+    interrupt_watch(t->settings->run.out, t->step);
     return OK;
 }
 
@@ -245,6 +247,8 @@ Status trainer_save(Trainer *t) {
     if (status == OK)
         status = resume_save(&(RunState){t->comm, t->sync, &moments, &snapshot, s}, s->run.out, s->train.keep);
     stage_moments_free(&t->stage, &moments);
+    if (status == OK && t->rank == 0)
+        interrupt_saved(t->step);
     return status;
 }
 
