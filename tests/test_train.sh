@@ -204,6 +204,10 @@ refused "model.init: expected a name of at most 255 bytes, found ''" "$work/t.cf
 refused "data.tokenizer: expected a name" "$work/t.cfg" data.tokenizer=
 refused "(1 rank x batch 1 x" "$work/t.cfg" train.batch=1 train.global_batch=100
 refused "comm.algorithm: expected one of" "$work/t.cfg" comm.algorithm=magic
+refused "loop.faults: expected a rank below 2, found 2" "$work/t.cfg" loop.ranks=2 loop.faults=delay:rank=2,ms=5
+refused "comm.algorithm = native: the loop transport has no all-reduce of its own" "$work/t.cfg" loop.ranks=4 \
+    run.threads=8 train.batch=6 comm.algorithm=native # which would bring a warning about threads
+[ ! -s "$work/stdout" ] || fail "a header of a run that is refused"
 "$TRAIN" "$work/t.cfg" run.out=/proc/tandem >"$work/stdout" 2>"$work/stderr"
 [ $? = 2 ] && grep -q "/proc/tandem: folder is not writable" "$work/stderr" || fail "a folder that is not writable"
 
