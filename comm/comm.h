@@ -167,8 +167,9 @@ typedef struct BucketStats {
     Phases phases;         /* of the collective; on clock_s()'s scale */
 } BucketStats;
 
-/* BAD_INPUT when the configuration asks for what does not go together. Pure; sync_create checks it too. */
-Status sync_check(const CommConfig *config, bool sharded);
+/* BAD_INPUT when the configuration asks for what does not go together, or not over these ranks: after comm_use_gpu. Not
+ * collective; sync_create checks it too. */
+Status sync_check(const Comm *comm, const CommConfig *config, bool sharded);
 
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL, and one in the middle of a step */

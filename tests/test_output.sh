@@ -19,6 +19,9 @@ full() {
         [ "$(grep -c "^$name: " "$work/stderr")" = 1 ] || { fail "$*: exit $code"; cat "$work/stderr"; }
 }
 
+for script in bench/{own_host,cluster,speedup,accuracy,gpu} bench/*.sh; do
+    "$script" --help >"$work/help" && grep -q "$script" "$work/help" || fail "$script --help: exit $?"
+done
 for program in "$TRAIN" "$BUILD"/{generate,prepare,tokenize,extract_text,step,compressors,allreduce,overlap,gpu_rates,golden}; do
     [ -x "$program" ] || continue # gpu_rates is built for GPUs only
     name=$(basename "$program")
