@@ -77,5 +77,23 @@ for rank in 0 2; do
     [ $tries -lt 100 ] || fail "rank $rank lives on after rank 1 was killed"
 done
 
+# A rank is stopped before MPI has started; the alarm comes early.
+rm -f "$folder"/?.pid
+mpirun --oversubscribe -n 1 sh -c "echo \$\$ >'$folder/0.pid'; exec $program cases" \
+    : -n 1 sh -c "echo \$\$ >'$folder/1.pid'; kill -STOP \$\$; exec $program cases" >"$folder/output" 2>&1 &
+launcher=$!
+sleep 1
+kill -ALRM "$(cat "$folder/0.pid")"
+tries=0
+while kill -0 "$(cat "$folder/1.pid")" 2>/dev/null && [ $tries -lt 100 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+done
+[ $tries -lt 100 ] || kill -KILL "$(cat "$folder/1.pid")"
+wait $launcher
+code=$?
+[ $tries -lt 100 ] || fail 'the stopped rank stays'
+expect 1 'MPI did not start: a rank has been stopped, hangs, or cannot be reached' 'a rank is stopped before MPI has started'
+
 [ $failures = 0 ] && echo "test_comm_mpi.sh: passed"
 exit $failures
