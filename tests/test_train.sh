@@ -89,6 +89,9 @@ for algorithm in naive iallreduce ring tree reduce_scatter hierarchical auto; do
     same $algorithm.2x2 one grad_norm
 done
 [ $MPI = 0 ] || grep -q '"X","name":"all-reduce, bucket 1"' "$work/iallreduce.json" || fail "a trace of MPI's all-reduce"
+buckets=$(sed -n 's/^  sync .* \([0-9]*\) buckets of .*, embedding in two$/\1/p' "$work/auto.2x2.log")
+[ "$(grep -c '^  [0-9][0-9]*  ' "$work/auto.2x2.log")" = "$buckets" ] && [ "$(grep -c '^  lookup  ' "$work/auto.2x2.log")" = 1 ] ||
+    fail "the header says $buckets buckets, the closing table: $(sed -n '/gradient buckets/,$p' "$work/auto.2x2.log")"
 train leader.2x2 4 loop comm.algorithm=hierarchical comm.leader=yes comm.ranks_per_node=2 train.batch=6 train.val_batches=8
 same leader.2x2 one loss
 train unequal 4 loop comm.ranks_per_node=1,3 comm.bucket_bytes=20K train.batch=6 train.val_batches=8
