@@ -221,7 +221,8 @@ static Status get_line(Reading *reading, char *text, int size) {
         if (c == 0)
             return bad_input("%s:%d: expected text, found a NUL byte", path, line);
         if (used == size - 1)
-            return bad_input("%s:%d: expected a line of at most %d bytes", path, line, size - 2);
+            return bad_input("%s:%d: expected a line of at most %d bytes; longer values can be given on the command "
+                             "line", path, line, size - 2);
         if (used > 0 || c == '\n' || !isspace(c))
             text[used++] = (char)c;
     }
