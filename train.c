@@ -7,6 +7,7 @@
  *
  * Rank 0 also shows text, logs and saves. Whether ranks are processes or threads makes no difference here. */
 #include "base/clock.h"
+#include "run/interrupt.h"
 #include "run/sample.h"
 #include "run/trainer.h"
 #include "run/validate.h"
@@ -142,6 +143,8 @@ static Status train_loop(Trainer *t) {
     while (t->step < last) {
         StepLog log = {0};
         TRY(train_step(t, &log));
+        if (t->rank == 0)
+            interrupt_step(t->step);
         if (due(t->step, s->train.val_every, last) || due(t->step, s->train.sample_every, last) ||
             due(t->step, s->train.save_every, last))
             TRY(trainer_gather_params(t));

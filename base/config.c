@@ -1,6 +1,7 @@
 /* Options are looked up by name in the tables of their sections; every assignment, from a file, a command line or the
  * defaults, goes through assign(), so that checks and messages are the same everywhere. `origin` remembers who gave
  * each key its value, for messages about combinations of keys. */
+#define _GNU_SOURCE
 #include "base/config.h"
 
 #include <assert.h>
@@ -220,7 +221,8 @@ static Status get_line(Reading *reading, char *text, int size) {
         if (c == 0)
             return bad_input("%s:%d: expected text, found a NUL byte", path, line);
         if (used == size - 1)
-            return bad_input("%s:%d: expected a line of at most %d bytes", path, line, size - 2);
+            return bad_input("%s:%d: expected a line of at most %d bytes; longer values can be given on the command "
+                             "line", path, line, size - 2);
         if (used > 0 || c == '\n' || !isspace(c))
             text[used++] = (char)c;
     }
@@ -343,7 +345,7 @@ Status args_parse(const char *usage, const Option *options, int count, void *tar
         }
         if (strcmp(arg, "help") == 0 && !find_option(options, count, arg, strlen(arg))) {
             args_help(usage, options, count);
-            exit(0);
+            exit(error_exit_code(program_invocation_short_name, OK));
         }
         size_t length = strcspn(arg, "=");
         const Option *option = find_option(options, count, arg, length);

@@ -1,5 +1,6 @@
 #include "base/error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,6 +38,9 @@ Status error_restore(Status status, const char *text) {
 }
 
 int error_exit_code(const char *program, Status status) {
+    errno = 0;
+    if (status == OK && (fflush(stdout) != 0 || ferror(stdout)))
+        status = fault("standard output: not written: %s", errno ? strerror(errno) : "write error");
     if (status != OK)
         fprintf(stderr, "%s: %s\n", program, line);
     return (int)status;

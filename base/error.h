@@ -23,7 +23,8 @@ const char *error_line(void);
 /* Store a line that came from elsewhere (another thread or rank) as this thread's, and return `status`. */
 Status error_restore(Status status, const char *line);
 
-/* Print "PROGRAM: line" on stderr if status is not OK; returns the exit code. */
+/* The last thing a program does: prints "PROGRAM: line" on stderr if status is not OK, or if stdout could not be
+ * written; returns the exit code. */
 int error_exit_code(const char *program, Status status);
 
 #define TRY(call)                            \

@@ -4,6 +4,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -33,6 +36,35 @@ void file_unmap(FileMap *map) {
     if (map->bytes)
         munmap((void *)(uintptr_t)map->bytes, map->size);
     *map = (FileMap){0};
+}
+
+/* What the kernel cannot read it answers with SIGBUS, in the thread that asked: that comes back to where it asked, if
+ * that was file_map_read, and else ends the process as ever. */
+static _Thread_local sigjmp_buf *reading;
+
+static void on_bus_error(int number) {
+    if (reading)
+        siglongjmp(*reading, 1);
+    signal(number, SIG_DFL); /* comes again at once */
+}
+
+Status file_map_read(const FileMap *map, const char *path, size_t offset, void *to, size_t bytes) {
+    sigjmp_buf here;
+    struct sigaction action = {.sa_handler = on_bus_error, .sa_flags = SA_NODEFER};
+    sigaction(SIGBUS, &action, NULL);
+    bool failed = sigsetjmp(here, 0) != 0;
+    if (!failed) {
+        reading = &here;
+        atomic_signal_fence(memory_order_seq_cst); /* the handler sees it before the first byte is read */
+        memcpy(to, map->bytes + offset, bytes);
+        atomic_signal_fence(memory_order_seq_cst);
+    }
+    reading = NULL;
+    struct stat info = {0};
+    if (failed && stat(path, &info) == 0 && (size_t)info.st_size < map->size)
+        return bad_input("%s: expected %zu bytes as when it was opened, found %lld: it was cut while it was read", path,
+                         map->size, (long long)info.st_size);
+    return failed ? bad_input("%s: cannot read: the file has changed, or its disk fails", path) : OK;
 }
 
 Status folder_create(const char *path) {

@@ -264,9 +264,6 @@ static Status measure_run(Bench *bench, Trainer *t, const Settings *s, const cpu
     for (int64_t step = 0, wanted; *rest; step++) {
         char *end;
         wanted = strtoll(rest, &end, 10);
-        if (end == rest || wanted <= step || (*end && *end != ','))
-            return bad_input("--steps: expected rising numbers, separated by commas, found '%s'",
-                             bench->options->steps);
         TRY(compute_gradient(t, s, step));
         if (step + 1 == wanted) {
             char name[64];
@@ -345,11 +342,26 @@ static void bench_destroy(Bench *bench) {
     memory_free(&host_memory, bench->values);
 }
 
+static Status check_steps(const char *text) {
+    int64_t before = 0;
+    for (const char *at = text;; at++) {
+        char *end;
+        int64_t step = strtoll(at, &end, 10);
+        if (end == at || step <= before || (*end && *end != ','))
+            return bad_input("--steps: expected rising numbers, separated by commas, found '%s'", text);
+        if (!*end)
+            return OK;
+        before = step;
+        at = end;
+    }
+}
+
 static Status bench_run(Bench *bench, const char **words, int count) {
     cpu_set_t all, one;
     sched_getaffinity(0, sizeof all, &all);
     CPU_ZERO(&one);
     CPU_SET(sched_getcpu(), &one);
+    TRY(check_steps(bench->options->steps));
     TRY(bench_create(bench));
     fprintf(bench->options->json ? stderr : stdout, "# %s, core %d; arrays of %lld MiB; median of %lld turns\n",
             machine_cpu(), sched_getcpu(), (long long)bench->options->mib, (long long)bench->options->iters);

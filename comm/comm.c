@@ -42,7 +42,7 @@ const Option comm_options[] = {
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
      .help = "steps between comparisons of the ranks' parameters; 0: never"},
     {"timeout_s", OPTION_INT, offsetof(CommConfig, timeout_s), "300", 1, 1e6,
-     .help = "a rank that waits longer for another one gives up"},
+     .help = "a rank that waits longer for another gives up: longer than a step takes, and than rank 0 takes to save"},
     {"compress", OPTION_CHOICE, offsetof(CommConfig, compress), "none", .choices = comm_compressors,
      .help = "what gradients travel as, instead of f32; int8_tensor: one scale per tensor, a baseline to compare with"},
     {"compress_scope", OPTION_CHOICE, offsetof(CommConfig, compress_scope), "between", .choices = "between|all",
@@ -185,6 +185,7 @@ int comm_local_rank(const Comm *comm) { return comm->local_rank; }
 int comm_local_ranks(const Comm *comm) { return comm->local_ranks; }
 int comm_nodes(const Comm *comm) { return comm->nodes; }
 int comm_node(const Comm *comm) { return comm->node; }
+bool comm_same_node(const Comm *comm, int a, int b) { return comm->transport->node[a] == comm->transport->node[b]; }
 bool comm_nodes_are_numa(const Comm *comm) { return comm->by_numa; }
 int comm_machine_ranks(const Comm *comm) { return comm->machine_ranks; }
 const char *comm_transport_name(const Comm *comm) { return comm->world.transport->ops->name; }

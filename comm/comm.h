@@ -81,6 +81,7 @@ int comm_nodes(const Comm *comm);
 bool comm_nodes_are_numa(const Comm *comm);    /* comm.group = numa: nodes are NUMA domains */
 int comm_machine_ranks(const Comm *comm);      /* ranks of this node, and of all domains that it was split into */
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
+bool comm_same_node(const Comm *comm, int a, int b); /* of any two ranks */
 const char *comm_transport_name(const Comm *comm);
 
 /* ---- gradients on GPUs ---- */
@@ -166,8 +167,9 @@ typedef struct BucketStats {
     Phases phases;         /* of the collective; on clock_s()'s scale */
 } BucketStats;
 
-/* BAD_INPUT when the configuration asks for what does not go together. Pure; sync_create checks it too. */
-Status sync_check(const CommConfig *config, bool sharded);
+/* BAD_INPUT when the configuration asks for what does not go together, or not over these ranks: after comm_use_gpu. Not
+ * collective; sync_create checks it too. */
+Status sync_check(const Comm *comm, const CommConfig *config, bool sharded);
 
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL, and one in the middle of a step */

@@ -13,13 +13,14 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 /* Processes of one group may come up and read their files minutes apart. */
-#define START_TIMEOUT_S 300.0
+enum { START_TIMEOUT_S = 300 };
 
 /* How long the other threads may take to notice that a rank has failed. */
 #define GRACE_S 5.0
@@ -174,9 +175,30 @@ static const ProcessTransport *started_processes(void) {
     return processes && processes->started() ? processes : NULL;
 }
 
+/* A signal handler: MPI's start cannot be left in any other way. */
+static void start_timed_out(int number) {
+    static const char line[] = ": MPI did not start: a rank has been stopped, hangs, or cannot be reached\n";
+    const char *name = program_invocation_short_name;
+    (void)number;
+    if (write(STDERR_FILENO, name, strlen(name)) < 0 || write(STDERR_FILENO, line, sizeof line - 1) < 0)
+        _exit(FAULT); /* there is nobody to tell */
+    _exit(FAULT);
+}
+
+/* MPI waits for ever for a rank that does not come. The lowest one that did speaks, a second before the next would. */
+static Status start_processes(const ProcessTransport *processes, int *argc, char ***argv) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    signal(SIGALRM, start_timed_out);
+    alarm(START_TIMEOUT_S + (unsigned)atoi(rank ? rank : "0"));
+    Status status = processes->start(argc, argv);
+    alarm(0);
+    signal(SIGALRM, SIG_DFL);
+    return status;
+}
+
 Status comm_start(int *argc, char ***argv) {
     const ProcessTransport *processes = process_transport();
-    return processes && launched_processes() != 0 ? processes->start(argc, argv) : OK;
+    return processes && launched_processes() != 0 ? start_processes(processes, argc, argv) : OK;
 }
 
 static Status run_alone(const CommConfig *config, const LoopConfig *loop, Status status, RankMain *rank_main,
@@ -212,10 +234,9 @@ int comm_finish(const char *program, Status status) {
     if (!processes)
         return error_exit_code(program, status);
     bool shared = status == OK || outcome_shared_by_processes;
-    if (!shared || processes->rank() == 0)
-        error_exit_code(program, status);
+    int code = !shared || processes->rank() == 0 ? error_exit_code(program, status) : (int)status;
     if (!shared)
-        processes->abort((int)status);
+        processes->abort(code);
     processes->stop();
-    return (int)status;
+    return code;
 }

@@ -38,7 +38,7 @@ static bool by_pipeline(const char *name) {
     return strcmp(name, "auto") == 0 || strcmp(name, "reduce_scatter") == 0 || strcmp(name, "hierarchical") == 0;
 }
 
-Status plan_check(const CommConfig *config, bool sharded) {
+Status plan_check(const Comm *comm, const CommConfig *config, bool sharded) {
     const Algorithm algorithm = algorithm_of(config);
     const char *name = algorithm.name;
     bool ring = strcmp(name, "ring") == 0;
@@ -57,7 +57,8 @@ Status plan_check(const CommConfig *config, bool sharded) {
     if (sharded && config->bucket_bytes < CHUNK_ALIGN_ELEMS * (int64_t)sizeof(float))
         return bad_input("optim.zero = 1: expected comm.bucket_bytes of at least %d, found %lld",
                          CHUNK_ALIGN_ELEMS * (int)sizeof(float), (long long)config->bucket_bytes);
-    return OK;
+    const Collective *collective = collective_find(name); /* of auto there is none */
+    return comm_ranks(comm) > 1 && collective && collective->check ? collective->check(&comm->world) : OK;
 }
 
 /* What needs the halves of an all-reduce, or its quantisations counted, goes through a pipeline. */
@@ -80,14 +81,11 @@ static const Collective *choose(const Comm *comm, const CommConfig *config, bool
     return collective_find(name);
 }
 
-static Status add_collective(Plan *plan, const Comm *comm, const Collective *collective, int64_t elems,
-                             const Codec *codec) {
+static void add_collective(Plan *plan, const Comm *comm, const Collective *collective, int64_t elems,
+                           const Codec *codec) {
     assert(collective); /* every choice but auto names one */
-    if (collective->check)
-        TRY(collective->check(&comm->world));
     int64_t scratch = collective->scratch_elems(&comm->world, elems, collective->compresses ? codec : NULL);
     plan->scratch_elems = scratch > plan->scratch_elems ? scratch : plan->scratch_elems;
-    return OK;
 }
 
 static void describe(Plan *plan, const Comm *comm, const CommConfig *config, const SyncSetup *setup,
@@ -132,28 +130,27 @@ static void hash_plan(Plan *plan, const Comm *comm, const CommConfig *config, co
         plan->hash = plan->hash * 31 + (uint64_t)plan->buckets[b].offset;
 }
 
-static Status choose_all(Plan *plan, const Comm *comm, const CommConfig *config, const SyncSetup *setup,
-                         const Codec *codec) {
+static void choose_all(Plan *plan, const Comm *comm, const CommConfig *config, const SyncSetup *setup,
+                       const Codec *codec) {
     int64_t least = INT64_MAX, most = 0;
     bool pipeline = codec || setup->sharded;
     for (int b = 0; b < plan->count; b++) {
         int64_t elems = plan->buckets[b].elems;
         plan->collectives[b] = choose(comm, config, pipeline, elems);
-        TRY(add_collective(plan, comm, plan->collectives[b], elems, codec));
+        add_collective(plan, comm, plan->collectives[b], elems, codec);
         least = elems < least ? elems : least;
         most = elems > most ? elems : most;
     }
     if (setup->vocab) {
         plan->lookup = choose(comm, config, false, (int64_t)setup->vocab / 2 * setup->channels);
-        TRY(add_collective(plan, comm, plan->lookup, (int64_t)setup->vocab / 2 * setup->channels, NULL));
+        add_collective(plan, comm, plan->lookup, (int64_t)setup->vocab / 2 * setup->channels, NULL);
     }
     describe(plan, comm, config, setup, choose(comm, config, pipeline, most), least, most);
     warn(plan, comm, config);
-    return OK;
 }
 
 Status plan_create(Plan *plan, const Comm *comm, const CommConfig *config, const SyncSetup *setup, const Codec *codec) {
-    TRY(plan_check(config, setup->sharded));
+    TRY(plan_check(comm, config, setup->sharded));
     plan->buckets = bucket_cut(setup->table, config->bucket_bytes, &plan->count);
     plan->collectives = calloc((size_t)plan->count + 1, sizeof *plan->collectives);
     if (!plan->buckets || !plan->collectives)
@@ -162,8 +159,9 @@ Status plan_create(Plan *plan, const Comm *comm, const CommConfig *config, const
         plan->head_buckets++;
     hash_plan(plan, comm, config, setup);
     if (comm_ranks(comm) > 1)
-        return choose_all(plan, comm, config, setup, codec);
-    snprintf(plan->text, sizeof plan->text, "none: one rank");
+        choose_all(plan, comm, config, setup, codec);
+    else
+        snprintf(plan->text, sizeof plan->text, "none: one rank");
     return OK;
 }
 

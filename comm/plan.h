@@ -21,8 +21,8 @@ typedef struct Plan {
 Status plan_create(Plan *plan, const Comm *comm, const CommConfig *config, const SyncSetup *setup, const Codec *codec);
 void plan_destroy(Plan *plan); /* accepts a zeroed one */
 
-/* What can be said before there is a table: combinations that no collective does. */
-Status plan_check(const CommConfig *config, bool sharded);
+/* What can be said before there is a table: combinations that no collective does, or not over these ranks. */
+Status plan_check(const Comm *comm, const CommConfig *config, bool sharded);
 
 /* The compressor's choice in [comm] compress; NULL: none. */
 const Compressor *plan_compressor(const CommConfig *config);

@@ -195,7 +195,9 @@ static Status measure_links(Sync *sync) {
     return OK;
 }
 
-Status sync_check(const CommConfig *config, bool sharded) { return plan_check(config, sharded); }
+Status sync_check(const Comm *comm, const CommConfig *config, bool sharded) {
+    return plan_check(comm, config, sharded);
+}
 
 Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
     Sync *sync = calloc(1, sizeof *sync);

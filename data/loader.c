@@ -26,7 +26,7 @@ struct Loader {
     int half_bits; /* the Feistel network permutes 2^(2 * half_bits) >= n values */
     int64_t tokens;
     int seq_len, vocab;
-    bool shuffle, checked;
+    bool shuffle;
     uint64_t seed;
 };
 
@@ -109,12 +109,17 @@ static Status count_sequences(Loader *loader, const char *pattern) {
     return OK;
 }
 
-static Status check_tokens(Loader *loader) {
+/* Those of a larger set are found out when they are read. */
+static Status check_tokens(const Loader *loader) {
+    enum { CHUNK = 4096 };
+    int ids[CHUNK];
     if (loader->tokens > CHECK_AT_ONCE_TOKENS)
         return OK;
-    for (int i = 0; i < loader->shard_count; i++)
-        TRY(shard_check_tokens(&loader->shards[i], 0, loader->shards[i].count, loader->vocab));
-    loader->checked = true;
+    for (const Shard *shard = loader->shards; shard < loader->shards + loader->shard_count; shard++)
+        for (int64_t at = 0; at < shard->count; at += CHUNK) {
+            int64_t rest = shard->count - at;
+            TRY(shard_read(shard, at, rest < CHUNK ? rest : CHUNK, loader->vocab, ids));
+        }
     return OK;
 }
 
@@ -205,12 +210,8 @@ Status loader_read(const Loader *loader, int64_t position, int count, int *input
         int index = shard_of(loader, sequence);
         const Shard *shard = &loader->shards[index];
         int64_t start = (sequence - loader->first[index]) * T;
-        if (!loader->checked)
-            TRY(shard_check_tokens(shard, start, T + 1, loader->vocab));
-        for (int t = 0; t < T; t++) {
-            inputs[t] = (int)shard_token(shard, start + t);
-            targets[t] = (int)shard_token(shard, start + t + 1);
-        }
+        TRY(shard_read(shard, start, T, loader->vocab, inputs));
+        TRY(shard_read(shard, start + 1, T, loader->vocab, targets));
     }
     return OK;
 }

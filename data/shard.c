@@ -74,31 +74,37 @@ void shard_close(Shard *shard) {
     *shard = (Shard){0};
 }
 
-static uint32_t largest_token(const Shard *shard, int64_t first, int64_t count) {
-    const uint8_t *tokens = shard->map.bytes + SHARD_HEADER_BYTES + first * shard->token_bytes;
+enum { CHUNK = 4096 }; /* tokens */
+
+/* Widens raw tokens; returns how many are below `vocab` until one is not. */
+static int64_t widen(const void *raw, int token_bytes, int64_t count, int vocab, int *ids) {
+    const uint16_t *narrow = raw;
+    const uint32_t *wide = raw;
     uint32_t largest = 0;
-    if (shard->token_bytes == 2) {
-        uint16_t largest16 = 0;
-        const uint16_t *token = (const uint16_t *)(const void *)tokens;
-        for (int64_t i = 0; i < count; i++)
-            largest16 = token[i] > largest16 ? token[i] : largest16;
-        return largest16;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t token = token_bytes == 2 ? narrow[i] : wide[i];
+        largest = token > largest ? token : largest;
+        ids[i] = (int)token;
     }
-    const uint32_t *token = (const uint32_t *)(const void *)tokens;
-    for (int64_t i = 0; i < count; i++)
-        largest = token[i] > largest ? token[i] : largest;
-    return largest;
+    int64_t below = largest < (uint32_t)vocab ? count : 0;
+    while (below < count && (uint32_t)ids[below] < (uint32_t)vocab)
+        below++;
+    return below;
 }
 
-Status shard_check_tokens(const Shard *shard, int64_t first, int64_t count, int vocab) {
+Status shard_read(const Shard *shard, int64_t first, int64_t count, int vocab, int *ids) {
+    uint32_t raw[CHUNK];
+    size_t width = (size_t)shard->token_bytes;
     assert(first >= 0 && count >= 0 && first + count <= shard->count);
-    if (largest_token(shard, first, count) < (uint32_t)vocab)
-        return OK;
-    int64_t at = first;
-    while (shard_token(shard, at) < (uint32_t)vocab)
-        at++;
-    return bad_input("%s: expected tokens below the vocabulary of %d, found %u at position %lld", shard->path, vocab,
-                     shard_token(shard, at), (long long)at);
+    for (int64_t done = 0; done < count; done += CHUNK) {
+        int64_t n = count - done < CHUNK ? count - done : CHUNK, at = first + done;
+        TRY(file_map_read(&shard->map, shard->path, SHARD_HEADER_BYTES + (size_t)at * width, raw, (size_t)n * width));
+        int64_t below = widen(raw, shard->token_bytes, n, vocab, ids + done);
+        if (below < n)
+            return bad_input("%s: expected tokens below the vocabulary of %d, found %u at position %lld", shard->path,
+                             vocab, (uint32_t)ids[done + below], (long long)(at + below));
+    }
+    return OK;
 }
 
 Status shard_writer_open(ShardWriter *writer, const char *path, int vocab) {
@@ -111,7 +117,6 @@ Status shard_writer_open(ShardWriter *writer, const char *path, int vocab) {
 
 void shard_writer_add(ShardWriter *writer, const int32_t *ids, int64_t count) {
     assert(count >= 0 && writer->count + count <= SHARD_TOKENS_MAX);
-    enum { CHUNK = 4096 };
     uint16_t narrow[CHUNK];
     for (int64_t done = 0; done < count; done += CHUNK) {
         size_t n = (size_t)(count - done < CHUNK ? count - done : CHUNK);

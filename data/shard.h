@@ -22,14 +22,9 @@ typedef struct Shard {
 Status shard_open(Shard *shard, const char *path);
 void shard_close(Shard *shard); /* accepts a zeroed one */
 
-static inline uint32_t shard_token(const Shard *shard, int64_t index) {
-    const uint8_t *tokens = shard->map.bytes + SHARD_HEADER_BYTES;
-    return shard->token_bytes == 2 ? ((const uint16_t *)(const void *)tokens)[index]
-                                   : ((const uint32_t *)(const void *)tokens)[index];
-}
-
-/* BAD_INPUT with file and position unless tokens first .. first+count-1 are all below `vocab`. */
-Status shard_check_tokens(const Shard *shard, int64_t first, int64_t count, int vocab);
+/* ids i32[count]: tokens first .. first+count-1. BAD_INPUT with file and position unless all are below `vocab`, and when
+ * the file was cut since it was opened. */
+Status shard_read(const Shard *shard, int64_t first, int64_t count, int vocab, int *ids);
 
 /* Streams one shard to disk, complete or absent. 16-bit tokens when vocab <= 65,536, else 32-bit. */
 typedef struct ShardWriter {

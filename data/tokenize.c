@@ -51,18 +51,13 @@ static Status read_all(FILE *in, Text *text) {
     return ferror(in) ? bad_input("standard input: cannot read: %s", strerror(errno)) : OK;
 }
 
-static Status finish_output(void) {
-    return fflush(stdout) == 0 && !ferror(stdout) ? OK : fault("standard output: not written: %s", strerror(errno));
-}
-
-static Status encode(Tokenizer *tokenizer, const Text *in) {
+static void encode(Tokenizer *tokenizer, const Text *in) {
     TokenArray ids = {0};
     tokenizer_encode(tokenizer, in->bytes, in->size, &ids);
     for (size_t i = 0; i < ids.count; i++)
         printf("%s%d", i ? " " : "", (int)ids.ids[i]);
     putchar('\n');
     free(ids.ids);
-    return finish_output();
 }
 
 /* Appends the bytes of the id at *at and steps behind it. */
@@ -103,11 +98,8 @@ static Status decode_into(const Tokenizer *tokenizer, const Text *in, Text *out)
 static Status decode(const Tokenizer *tokenizer, const Text *in) {
     Text out = {0};
     Status status = decode_into(tokenizer, in, &out);
-    if (status == OK) {
-        if (out.size)
-            fwrite(out.bytes, 1, out.size, stdout);
-        status = finish_output();
-    }
+    if (status == OK && out.size)
+        fwrite(out.bytes, 1, out.size, stdout);
     free(out.bytes);
     return status;
 }
@@ -122,8 +114,10 @@ int main(int argc, char **argv) {
         status = tokenizer_open(&tokenizer, arguments.tokenizer);
     if (status == OK)
         status = read_all(stdin, &in);
-    if (status == OK)
-        status = arguments.decode ? decode(tokenizer, &in) : encode(tokenizer, &in);
+    if (status == OK && arguments.decode)
+        status = decode(tokenizer, &in);
+    else if (status == OK)
+        encode(tokenizer, &in);
     tokenizer_close(tokenizer);
     free(in.bytes);
     return error_exit_code("tokenize", status);

@@ -33,6 +33,27 @@ static void add_setting(void *text, const char *section, const char *key, const 
             add_word(text, name, value);
 }
 
+/* How many ranks each node has, "3,2"; where they do not stand in a row, or the list is long, the number of nodes and a
+ * hash of whose ranks are whose. */
+static void list_nodes(const Comm *comm, char *word, size_t size) {
+    int runs = 0, run = 1;
+    uint32_t hash = 0x811c9dc5; /* FNV-1a */
+    word[0] = 0;
+    for (int rank = 1; rank <= comm_ranks(comm); rank++, run++) {
+        bool ends = rank == comm_ranks(comm) || !comm_same_node(comm, rank - 1, rank);
+        size_t used = strlen(word);
+        for (int before = 0; before < rank - 1; before++)
+            hash = (hash ^ comm_same_node(comm, before, rank - 1)) * 0x01000193;
+        if (!ends)
+            continue;
+        snprintf(word + used, size - used, "%s%d", runs ? "," : "", run);
+        runs++;
+        run = 0;
+    }
+    if (runs > comm_nodes(comm) || strlen(word) == size - 1)
+        snprintf(word, size, "%d:%08x", comm_nodes(comm), hash);
+}
+
 /* All that decides where values are quantised, and by what. */
 static void describe_sync(const RunState *run, char *text) {
     char word[64];
@@ -43,7 +64,7 @@ static void describe_sync(const RunState *run, char *text) {
     add_word(text, "algorithm", word);
     snprintf(word, sizeof word, "%d", comm_ranks(run->comm));
     add_word(text, "ranks", word);
-    snprintf(word, sizeof word, "%d", comm_nodes(run->comm));
+    list_nodes(run->comm, word, sizeof word / 2);
     add_word(text, "nodes", word);
 }
 
@@ -98,7 +119,7 @@ static bool compare_sync(const RunState *run, char *note) {
 static Status save_residuals(const RunState *run, const char *folder, float *array) {
     Status status = OK;
     for (int i = 0; i < sync_residuals(run->sync); i++) {
-        char name[32];
+        char name[SNAPSHOT_ARRAY_NAME];
         TRY(sync_residual_fetch(run->sync, i, array));
         if (array)
             status = snapshot_save_array(run->snapshot, folder, sync_residual_name(run->sync, i, name), array);
@@ -109,13 +130,13 @@ static Status save_residuals(const RunState *run, const char *folder, float *arr
 
 static Status save_state(const RunState *run, const char *folder, int64_t keep, float *m, float *v) {
     int64_t elems = run->snapshot->table->elems;
+    describe_sync(run, run->snapshot->sync);
     TRY(save_residuals(run, folder, m));
     TRY(shard_collect(run->comm, run->sync, run->adamw->m, elems, m));
     TRY(shard_collect(run->comm, run->sync, run->adamw->v, elems, v));
     run->snapshot->m = m;
     run->snapshot->v = v;
     run->snapshot->residuals = sync_residuals(run->sync);
-    describe_sync(run, run->snapshot->sync);
     return comm_agree(run->comm, m ? snapshot_save(run->snapshot, folder, keep) : OK);
 }
 
@@ -144,7 +165,7 @@ static Status load_residuals(const RunState *run, const char *folder, float *arr
     bool fit = array && compare_sync(run, note);
     TRY(comm_broadcast(run->comm, &fit, sizeof fit, 0));
     for (int i = 0; fit && i < sync_residuals(run->sync); i++) {
-        char name[32];
+        char name[SNAPSHOT_ARRAY_NAME];
         sync_residual_name(run->sync, i, name);
         TRY(comm_agree(run->comm, array ? load_residual(run, folder, name, array) : OK));
         TRY(sync_residual_restore(run->sync, i, array));

@@ -22,7 +22,7 @@ const char run_devices[] = "auto|cpu|cuda|replay", train_dtypes[] = "f32|tf32|bf
 
 static const Option run_options[] = {
     CHOICE(RunSettings, device, run_devices, "auto", "auto: a GPU where there is one, else cpu; replay: see [replay]"),
-    INT(RunSettings, threads, 0, 4096, "0", "threads per rank; 0: the cores that this rank is bound to"),
+    INT(RunSettings, threads, 0, 4096, "0", "per rank; 0: the cores it is bound to. Others may give other last bits"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
     BOOL(RunSettings, resume, "no", "go on from the newest checkpoint in run.out, from the start when there is none"),

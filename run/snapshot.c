@@ -166,16 +166,56 @@ static Status read_array(const ParamTable *table, State *state, const char *arra
     return OK;
 }
 
+/* What ties the file of an array to its checkpoint. */
+typedef struct Tie {
+    StateItem item;
+    const char *found; /* where it differs */
+} Tie;
+enum { TIES = 4 };
+
+typedef struct Ties {
+    char name[SNAPSHOT_ARRAY_NAME];
+    uint64_t checksum;
+    Tie ties[TIES];
+} Ties;
+
+static void tie(Ties *t, const Snapshot *snapshot, const char *name) {
+    *t = (Ties){.checksum = params_checksum(snapshot)};
+    snprintf(t->name, sizeof t->name, "%s", name);
+    const Tie ties[TIES] = {{{"name", t->name, sizeof t->name}, "another rank's or node's"},
+                            {{"step", &snapshot->step, sizeof snapshot->step}, "those of another step"},
+                            {{"sync", snapshot->sync, sizeof snapshot->sync}, "those of another plan"},
+                            {{"params.checksum", &t->checksum, sizeof t->checksum}, "another run's"}};
+    memcpy(t->ties, ties, sizeof ties);
+}
+
+static Status check_ties(const Snapshot *snapshot, State *state, const char *path, const char *name) {
+    Ties expected;
+    char found[sizeof snapshot->sync];
+    tie(&expected, snapshot, name);
+    for (const Tie *t = expected.ties; t < expected.ties + TIES; t++) {
+        TRY(state_read(state, t->item.name, found, t->item.bytes));
+        if (memcmp(found, t->item.data, t->item.bytes) != 0)
+            return bad_input("%s: expected the residuals that were saved with this checkpoint, found %s", path,
+                             t->found);
+    }
+    return OK;
+}
+
 Status snapshot_save_array(const Snapshot *snapshot, const char *folder, const char *name, const float *values) {
     char path[PATH_BYTES];
     const ParamTable *table = snapshot->table;
-    StateItem *items = calloc((size_t)table->param_count, sizeof *items);
+    StateItem *items = calloc((size_t)(table->param_count + TIES), sizeof *items);
     ItemName *names = calloc((size_t)table->param_count, sizeof *names);
+    Ties ties;
     file_name(path, folder, name, snapshot->step);
     Status status = items && names ? OK : fault("%s: out of memory", path);
     if (status == OK) {
-        list_array(table, "values", values, items, names);
-        status = state_save(path, items, table->param_count);
+        tie(&ties, snapshot, name);
+        for (int i = 0; i < TIES; i++)
+            items[i] = ties.ties[i].item;
+        list_array(table, "values", values, items + TIES, names);
+        status = state_save(path, items, TIES + table->param_count);
     }
     free(names);
     free(items);
@@ -190,7 +230,9 @@ Status snapshot_load_array(const Snapshot *snapshot, const char *folder, const c
     if (!*found)
         return OK;
     TRY(state_open(&state, path));
-    Status status = read_array(snapshot->table, state, "values", values);
+    Status status = check_ties(snapshot, state, path, name);
+    if (status == OK)
+        status = read_array(snapshot->table, state, "values", values);
     state_close(state);
     return status;
 }

@@ -10,6 +10,8 @@
 
 #include <stdint.h>
 
+enum { SNAPSHOT_ARRAY_NAME = 32 }; /* bytes of an array's name */
+
 typedef struct Snapshot {
     const Gpt2Config *config;
     const ParamTable *table;
@@ -31,7 +33,8 @@ Status snapshot_open_folder(const char *folder, bool resume);
 
 /* An array that belongs to the checkpoint of snapshot->step: values f32[table->elems], kept in a file of its own, such
  * as residual_node0_00001000.bin, that names tensors too. To be saved before the checkpoint, whose state file makes it
- * complete. Loading: *found is false, and values are untouched, when there is none of that name. */
+ * complete, with the same params and sync. Loading, behind snapshot_load: *found is false, and values are untouched,
+ * when there is none of that name; BAD_INPUT when it was saved with another checkpoint or under another name. */
 Status snapshot_save_array(const Snapshot *snapshot, const char *folder, const char *name, const float *values);
 Status snapshot_load_array(const Snapshot *snapshot, const char *folder, const char *name, float *values, bool *found);
 

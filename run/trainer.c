@@ -3,6 +3,7 @@
 #include "base/file.h"
 #include "base/machine.h"
 #include "model/checkpoint.h"
+#include "run/interrupt.h"
 #include "run/placement.h"
 #include "run/resume.h"
 #include "run/snapshot.h"
@@ -31,7 +32,6 @@ static Status check_input(Trainer *t) {
     const Settings *s = t->settings;
     TRY(settings_model(s, &t->model_config));
     TRY(settings_micro_steps(s, t->ranks, &t->micro_steps));
-    TRY(sync_check(&s->comm, s->optim.zero));
     t->global_sequences = t->ranks * s->train.batch * t->micro_steps;
     LoaderOptions data = {.glob = s->data.train, .seq_len = (int)s->train.seq_len, .vocab = t->model_config.vocab,
                           .shuffle = s->data.shuffle, .seed = (uint64_t)s->run.seed, .hint = "make data"};
@@ -114,6 +114,7 @@ Status trainer_check(Trainer *t) {
     TRY(comm_agree(t->comm, check_input(t)));
     TRY(comm_verify(t->comm, &t->device.kind, sizeof t->device.kind, "device (run.device=auto found a GPU or none)"));
     TRY(comm_use_gpu(t->comm, &t->settings->comm, t->device.gpu));
+    TRY(comm_agree(t->comm, sync_check(t->comm, &t->settings->comm, t->settings->optim.zero)));
     gpt2_param_table(&t->model_config, splits_embedding(t), &t->table);
     return print_header(t);
 }
@@ -217,6 +218,7 @@ static Status open_log(Trainer *t) {
         log_fact(t->log, "resume", "after step %lld", (long long)t->step);
     TRY(log_jsonl(t->log, t->settings->log.jsonl ? path : "", t->step));
     log_start(t->log, t->settings->config);
+    interrupt_watch(t->settings->run.out, t->step);
     return OK;
 }
 
@@ -245,6 +247,8 @@ Status trainer_save(Trainer *t) {
     if (status == OK)
         status = resume_save(&(RunState){t->comm, t->sync, &moments, &snapshot, s}, s->run.out, s->train.keep);
     stage_moments_free(&t->stage, &moments);
+    if (status == OK && t->rank == 0)
+        interrupt_saved(t->step);
     return status;
 }
 

@@ -331,7 +331,6 @@ int main(int argc, char **argv) {
                      .report = {.out = stdout, .json = arguments.json, .columns = columns, .count = 5}};
     status = run(&golden, names[0], names[1], arguments.device);
     unload(&golden);
-    if (status != OK)
-        return error_exit_code("golden", status);
-    return golden.failed ? 1 : 0;
+    int code = error_exit_code("golden", status);
+    return golden.failed ? 1 : code;
 }

@@ -31,4 +31,20 @@ expect 1 'rank 0: no answer from rank 3 for 1 s (comm.timeout_s)' "one rank is s
 # kill -9 in the middle of an all-reduce: nobody stays behind
 killed 3 forever
 expect "$code" 'rank 1 (process [0-9]* on .*) ended unexpectedly; the run stops' 'a killed rank'
+
+# A rank is stopped before MPI has started; the alarm comes early.
+rm -f "$work"/?.pid
+mpirun -n 1 sh -c "echo \$\$ >'$work/0.pid'; exec $program cases" \
+    : -n 1 sh -c "echo \$\$ >'$work/1.pid'; kill -STOP \$\$; exec $program cases" >"$work/output" 2>&1 &
+launcher=$!
+sleep 1
+kill -ALRM "$(cat "$work/0.pid")"
+for ((tries = 0; tries < 100; tries++)); do kill -0 "$(cat "$work/1.pid")" 2>/dev/null || break; sleep 0.1; done
+if [ $tries = 100 ]; then
+    kill -KILL "$(cat "$work/1.pid")"
+    fail 'the stopped rank stays'
+fi
+wait $launcher
+code=$?
+expect 1 'MPI did not start: a rank has been stopped, hangs, or cannot be reached' 'a rank is stopped before MPI has started'
 finish

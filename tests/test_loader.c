@@ -367,6 +367,26 @@ static void test_refused_token_in_a_large_set(void **state) {
     loader_close(loader);
 }
 
+/* A file that is cut while it is mapped ends whoever reads the map by SIGBUS. */
+static void test_shard_cut_while_it_is_read(void **state) {
+    (void)state;
+    make_shard("cut.bin", 20000, 0, 65536);
+    LoaderOptions options = options_for(last_path);
+    options.vocab = 65536;
+    Loader *loader;
+    int inputs[T], targets[T];
+    assert_ok(loader_open(&loader, &options));
+    assert_int_equal(truncate(last_path, 1024 + 2 * 8192), 0);
+    assert_ok(loader_read(loader, 3, 1, inputs, targets));
+    assert_int_equal(targets[T - 1], 4 * T);
+    assert_refused(loader_read(loader, 2000, 1, inputs, targets),
+                   "cut.bin: expected 41024 bytes as when it was opened, found 17408: it was cut while it was read");
+    assert_ok(loader_read(loader, 3, 1, inputs, targets));
+    assert_int_equal(unlink(last_path), 0);
+    assert_refused(loader_read(loader, 2000, 1, inputs, targets), "cut.bin: cannot read");
+    loader_close(loader);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_small_shards),
     cmocka_unit_test(test_ranks_share_an_epoch),
@@ -383,6 +403,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_refused_patterns),
     cmocka_unit_test(test_refused_tokens),
     cmocka_unit_test(test_refused_token_in_a_large_set),
+    cmocka_unit_test(test_shard_cut_while_it_is_read),
 };
 
 int main(int argc, char **argv) {

@@ -44,6 +44,9 @@ for algorithm in naive iallreduce ring tree reduce_scatter hierarchical auto; do
     same $algorithm.2x2 one grad_norm
 done
 [ $MPI = 0 ] || grep -q '"X","name":"all-reduce, bucket 1"' "$work/iallreduce.json" || fail "a trace of MPI's all-reduce"
+buckets=$(sed -n 's/^  sync .* \([0-9]*\) buckets of .*, embedding in two$/\1/p' "$work/auto.2x2.log")
+[ "$(grep -c '^  [0-9][0-9]*  ' "$work/auto.2x2.log")" = "$buckets" ] && [ "$(grep -c '^  lookup  ' "$work/auto.2x2.log")" = 1 ] ||
+    fail "the header says $buckets buckets, the closing table: $(sed -n '/gradient buckets/,$p' "$work/auto.2x2.log")"
 train leader.2x2 4 loop comm.algorithm=hierarchical comm.leader=yes comm.ranks_per_node=2 train.batch=6 train.val_batches=8
 same leader.2x2 one loss
 train unequal 4 loop comm.ranks_per_node=1,3 comm.bucket_bytes=20K train.batch=6 train.val_batches=8
@@ -176,6 +179,10 @@ refused "model.init: expected a name of at most 255 bytes, found ''" "$work/t.cf
 refused "data.tokenizer: expected a name" "$work/t.cfg" data.tokenizer=
 refused "(1 rank x batch 1 x" "$work/t.cfg" train.batch=1 train.global_batch=100
 refused "comm.algorithm: expected one of" "$work/t.cfg" comm.algorithm=magic
+refused "loop.faults: expected a rank below 2, found 2" "$work/t.cfg" loop.ranks=2 loop.faults=delay:rank=2,ms=5
+refused "comm.algorithm = native: the loop transport has no all-reduce of its own" "$work/t.cfg" loop.ranks=4 \
+    run.threads=8 train.batch=6 comm.algorithm=native # which would bring a warning about threads
+[ ! -s "$work/stdout" ] || fail "a header of a run that is refused"
 "$TRAIN" "$work/t.cfg" run.out=/proc/tandem >"$work/stdout" 2>"$work/stderr"
 [ $? = 2 ] && grep -q "/proc/tandem: folder is not writable" "$work/stderr" || fail "a folder that is not writable"
 

@@ -67,19 +67,39 @@ resumed int4 4 "comm.compress was int8, is int4; the residuals of error feedback
 resumed scope 4 "comm.compress_scope was between, is all; $misfit" comm.compress_scope=all
 resumed zero 4 "optim.zero was 0, is 1; $misfit" optim.zero=1
 resumed flat 4 "algorithm was hierarchical, is reduce_scatter; $misfit" comm.algorithm=reduce_scatter
-resumed ranks 6 "ranks was 4, is 6; $misfit" comm.ranks_per_node=3
-resumed nodes 4 "algorithm was hierarchical, is reduce_scatter; nodes was 2, is 4; $misfit" comm.ranks_per_node=1
+resumed ranks 6 "ranks was 4, is 6; nodes was 2,2, is 3,3; $misfit" comm.ranks_per_node=3
+resumed nodes 4 "algorithm was hierarchical, is reduce_scatter; nodes was 2,2, is 1,1,1,1; $misfit" comm.ranks_per_node=1
+resumed others 4 "nodes was 2,2, is 1,3; $misfit" comm.ranks_per_node=1,3
 resumed noef 4 "comm.error_feedback was yes, is no; the residuals of error feedback are dropped$" comm.error_feedback=no
 resumed f32 4 "comm.compress was int8, is none; the residuals of error feedback are dropped$" comm.compress=none
-resumed one 1 ".*ranks was 4, is 1; nodes was 2, is 1; the residuals of error feedback are dropped$"
+resumed one 1 ".*ranks was 4, is 1; nodes was 2,2, is 1; the residuals of error feedback are dropped$"
 train begun 4 loop comm.ranks_per_node=2 train.steps=6 train.save_every=6
 train begun 4 loop comm.ranks_per_node=2 train.steps=7 run.resume=yes comm.compress=int8
 grep -q "comm.compress was none, is int8; residuals of error feedback start at zero$" "$work/begun.log" || fail "begun"
-rm "$work/int8"/*_00000012.bin "$work/int8/residual_node1_00000006.bin"
-"$TRAIN" "$work/t.cfg" run.out="$work/int8" loop.ranks=4 comm.ranks_per_node=2 comm.compress=int8 run.resume=yes \
-    >"$work/stdout" 2>"$work/stderr"
-[ $? = 2 ] && grep -q "expected residual_node1_00000006.bin, which belongs to the checkpoint" "$work/stderr" ||
-    fail "a file of residuals is missing: $(cat "$work/stderr")"
+
+echo "- a file of residuals of another step, node, run or plan, and one that is missing"
+train seed 4 loop comm.ranks_per_node=2 comm.compress=int8 comm.warmup_steps=2 train.steps=6 train.save_every=6 run.seed=2
+train plan 4 loop comm.ranks_per_node=2 comm.compress=int8 comm.warmup_steps=6 train.steps=6 train.save_every=6 \
+    comm.compress_scope=all
+# wrong TEXT FILE: residual_node1_00000006.bin is FILE; "" takes it away
+wrong() {
+    rm -rf "$work/wrong"
+    cp -r "$work/int8" "$work/wrong"
+    rm "$work/wrong"/*_00000012.bin "$work/wrong/residual_node1_00000006.bin"
+    [ -z "$2" ] || cp "$work/$2" "$work/wrong/residual_node1_00000006.bin"
+    ls -l --time-style=full-iso "$work/wrong" >"$work/before"
+    "$TRAIN" "$work/t.cfg" run.out="$work/wrong" loop.ranks=4 comm.ranks_per_node=2 comm.compress=int8 run.resume=yes \
+        >"$work/stdout" 2>"$work/stderr"
+    [ $? = 2 ] && [ "$(wc -l <"$work/stderr")" = 1 ] && grep -q "^train: .*$1" "$work/stderr" ||
+        fail "expected '$1', found '$(cat "$work/stderr")'"
+    ls -l --time-style=full-iso "$work/wrong" | diff "$work/before" - || fail "$1: files have changed"
+}
+saved="wrong/residual_node1_00000006.bin: expected the residuals that were saved with this checkpoint, found"
+wrong "$saved those of another step$" int8/residual_node1_00000012.bin
+wrong "$saved another rank's or node's$" int8/residual_node0_00000006.bin
+wrong "$saved another run's$" seed/residual_node1_00000006.bin
+wrong "$saved those of another plan$" plan/residual_node1_00000006.bin
+wrong "expected residual_node1_00000006.bin, which belongs to the checkpoint" ""
 
 echo "- bytes between nodes: 2 S in all, and the wire's share of them"
 bytes() { values $1 bytes_inter | tail -1; }

@@ -364,7 +364,14 @@ Status loop_set_links(LoopWorld *world, const LoopLinks *links) {
     return any && !world->links ? fault("no memory for the links of %d ranks", world->ranks) : OK;
 }
 
-Status loop_set_faults(LoopWorld *world, const char *faults) { return loop_faults_parse(&world->faults, faults); }
+Status loop_set_faults(LoopWorld *world, const char *faults) {
+    TRY(loop_faults_parse(&world->faults, faults));
+    for (int i = 0; i < world->faults.count; i++)
+        if (world->faults.faults[i].rank >= world->ranks)
+            return bad_input("loop.faults: expected a rank below %d, found %lld", world->ranks,
+                             (long long)world->faults.faults[i].rank);
+    return OK;
+}
 
 Transport *loop_transport(LoopWorld *world, int rank) { return &world->members[rank].base; }
 

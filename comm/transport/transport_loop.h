@@ -23,7 +23,8 @@ Status loop_set_links(LoopWorld *world, const LoopLinks *links);
  *     drop:rank=2,message=17       rank 2's 17th message never arrives, nor does what it sends to that rank later
  *     die:rank=0,message=40        before its 40th message rank 0 ends as if killed
  *
- * A rank's messages are counted from 1, whoever they are for. BAD_INPUT with a line when the text cannot be read. */
+ * A rank's messages are counted from 1, whoever they are for. BAD_INPUT with a line when the text cannot be read or
+ * names a rank that is not there. */
 Status loop_set_faults(LoopWorld *world, const char *faults);
 
 Transport *loop_transport(LoopWorld *world, int rank); /* owned by the world */

@@ -1,0 +1,72 @@
+/* The handler may run in any thread, in the middle of anything: it only reads atomics, calls write(), and raises the
+ * signal anew, whose action is the default by then. */
+#define _GNU_SOURCE
+#include "run/interrupt.h"
+
+#include "base/config.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+static char run_folder[OPTION_TEXT]; /* set before there is a handler */
+static atomic_llong step_done, step_saved;
+
+typedef struct Line {
+    char text[2 * OPTION_TEXT];
+    size_t used;
+} Line;
+
+static void add(Line *line, const char *text) {
+    size_t length = strlen(text), room = sizeof line->text - line->used;
+    length = length < room ? length : room;
+    memcpy(line->text + line->used, text, length);
+    line->used += length;
+}
+
+/* snprintf may allocate. */
+static void add_number(Line *line, long long number) {
+    char digits[24] = "", *at = digits + sizeof digits - 1;
+    do
+        *--at = (char)('0' + number % 10);
+    while (number /= 10);
+    add(line, at);
+}
+
+static void on_signal(int number) {
+    Line line = {.used = 0};
+    long long saved = atomic_load(&step_saved);
+    add(&line, isatty(STDERR_FILENO) ? "\n" : ""); /* behind a line of progress */
+    add(&line, program_invocation_short_name);
+    add(&line, ": interrupted after step ");
+    add_number(&line, atomic_load(&step_done));
+    if (saved > 0) {
+        add(&line, "; the last checkpoint is of step ");
+        add_number(&line, saved);
+        add(&line, ", in ");
+        add(&line, run_folder);
+        add(&line, ": run.resume=yes goes on from it\n");
+    } else {
+        add(&line, "; there is no checkpoint (train.save_every)\n");
+    }
+    if (write(STDERR_FILENO, line.text, line.used) < 0)
+        errno = 0; /* there is nobody to tell */
+    raise(number);
+}
+
+void interrupt_watch(const char *folder, int64_t step) {
+    const int numbers[] = {SIGINT, SIGTERM};
+    snprintf(run_folder, sizeof run_folder, "%s", folder);
+    interrupt_step(step);
+    interrupt_saved(step);
+    for (int i = 0; i < 2; i++) {
+        struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, before;
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
+    }
+}
+
+void interrupt_step(int64_t step) { atomic_store(&step_done, step); }
+void interrupt_saved(int64_t step) { atomic_store(&step_saved, step); }

@@ -1,0 +1,39 @@
+#!/bin/bash
+# A program whose output cannot be written says so and fails; each program's --help names it and ends with 0.
+. "$(dirname "$0")/script.sh"
+
+# full NAME COMMAND...: stdout is /dev/full
+full() {
+    local name=$1
+    shift
+    "$@" >/dev/full 2>"$work/stderr"
+    local code=$?
+    [ $code = 1 ] && grep -q "^$name: standard output: not written: " "$work/stderr" &&
+        [ "$(grep -c "^$name: " "$work/stderr")" = 1 ] || fail "$*: exit $code" "$work/stderr"
+}
+
+for script in bench/{own_host,cluster,speedup,accuracy,gpu} bench/*.sh; do
+    "$script" --help >"$work/help" && grep -q "$script" "$work/help" || fail "$script --help: exit $?"
+done
+for program in "$TRAIN" "$BUILD"/{generate,prepare,tokenize,extract_text,step,compressors,allreduce,overlap,gpu_rates,golden}; do
+    [ -x "$program" ] || continue # gpu_rates is built for GPUs only
+    name=$(basename "$program")
+    "$program" --help >"$work/help" || fail "$name --help: exit $?"
+    head -1 "$work/help" | grep -q "^usage: $name " || fail "$name --help: $(head -1 "$work/help")"
+    full "$name" "$program" --help
+done
+echo "Hello world" >"$work/text"
+full tokenize "$BUILD/tokenize" --tokenizer bytes <"$work/text"
+full prepare "$BUILD/prepare" --tokenizer bytes --out "$work" --val 0 t tests/data/emma.txt
+tiny model.layers=1 model.heads=1 model.channels=8 model.context=8 train.batch=1 train.seq_len=8 train.steps=2 run.out="$work/out"
+full train "$TRAIN" --plan "$work/t.cfg"
+full train "$TRAIN" "$work/t.cfg"
+[ -e "$work/out/model.bin" ] || fail "the model is lost with the output"
+full generate "$BUILD/generate" --tokenizer bytes --max_tokens 4 "$work/out/model.bin" Hi
+if [ $MPI = 1 ]; then # mpirun's own stdout stays what it is
+    mpirun -n 2 sh -c "exec $TRAIN $work/t.cfg >/dev/full" 2>"$work/stderr" &&
+        fail "train under mpirun: exit 0"
+    [ "$(grep -c '^train: ' "$work/stderr")" = 1 ] || fail "train under mpirun" "$work/stderr"
+fi
+
+finish
