@@ -140,7 +140,8 @@ typedef struct Sync Sync;
 /* What is synchronised; arrays are borrowed. */
 typedef struct SyncSetup {
     const ParamTable *table;
-    float *grads;  /* f32[table->elems], from comm_memory(), or from the Gpu's memory if comm_on_gpu() */
+    float *grads;  /* f32[table->elems], from comm_memory(), or from the Gpu's memory if comm_on_gpu(). sync_create may
+                    * overwrite them */
     bool sharded;  /* ZeRO-1 (Rajbhandari et al., 2020): each rank gets the mean of its shard only, updates that, and
                     * the parameters are gathered under the next forward pass */
     float *params; /* f32[table->elems], of the same memory; only if sharded */

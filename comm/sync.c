@@ -37,6 +37,7 @@ struct Sync {
     Lookup lookup; /* vocab 0: the embedding has one gradient */
     bool calibrated;
     LinkCosts costs;
+    const Collective *timed; /* what costs.timed_s is of, or NULL */
     char links[256];
     Shard *shards; /* [ranks], owned; NULL unless sharded */
     pthread_mutex_t lock;
@@ -159,14 +160,29 @@ static Status build(Sync *sync) {
     return build_shards(sync);
 }
 
+/* Of the plan's collectives those that no formula predicts: one at most. On the gradient, before it holds any. */
+static Status time_plan(Sync *sync) {
+    int64_t elems = 0;
+    for (int b = 0; b < sync->plan.count; b++)
+        if (sync->plan.collectives[b]->timed && sync->plan.buckets[b].elems > elems) {
+            sync->timed = sync->plan.collectives[b];
+            elems = sync->plan.buckets[b].elems;
+        }
+    Payload array = {.data = sync->setup.grads, .elems = sync->setup.table->elems, .scale = sync->scale,
+                     .scratch = sync->scratch};
+    return sync->timed ? calibrate_collective(&sync->comm->world, sync->timed, &array, elems, &sync->costs) : OK;
+}
+
 static Status calibrate_job(void *argument) {
     Sync *sync = argument;
     int64_t bytes = sync->setup.table->elems * (int64_t)sizeof(float);
-    return calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs);
+    TRY(calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs));
+    return time_plan(sync);
 }
 
 static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems) {
-    return sync->calibrated ? 1e3 * collective->predict_s(&sync->comm->world, elems, &sync->costs) : NAN;
+    bool known = sync->calibrated && (!collective->timed || collective == sync->timed);
+    return known ? 1e3 * collective->predict_s(&sync->comm->world, elems, &sync->costs) : NAN;
 }
 
 static void predict(Sync *sync) {

@@ -22,7 +22,9 @@ expect_json() {
     [ "$(sort -u <<<"$found")" = "$keys" ] || complain "other keys than $keys"
     [ "$(grep -c "\"compress\": \"none\", \"ranks\": $2, \"nodes\": $3, .*\"wrong\": 0, " "$work/output")" = "$1" ] ||
         complain "ranks, nodes or wrong elements"
-    ! grep -q null "$work/output" || complain "a value is missing"
+    # what MPI's own take no formula predicts
+    ! sed '/"algorithm": "i*\(allreduce\|native\)"/s/"predicted_us": null//' "$work/output" | grep -q null ||
+        complain "a value is missing"
 }
 
 # algorithms of the rows, each once
@@ -126,7 +128,7 @@ int MPI_Allreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_O
 }
 int MPI_Iallreduce(const void *in, void *out, int count, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request *all) {
     if (type == MPI_FLOAT && count >= 1024)
-        ((float *)out)[count / 2] += 1;
+        ((float *)in)[count / 2] += 1;
     return PMPI_Iallreduce(in, out, count, type, op, comm, all);
 }
 END
