@@ -111,3 +111,8 @@ void adamw_update(AdamW *adamw, const OptimConfig *config, double lr, double gra
     };
     adamw->ops->update(adamw->ops->state, adamw, k, params, grads);
 }
+
+void adamw_params_arrived(const AdamW *adamw, const float *params, Slice slice) {
+    if (adamw->ops->arrived && slice.elems > 0)
+        adamw->ops->arrived(adamw->ops->state, adamw->step, params, slice);
+}

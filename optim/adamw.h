@@ -97,6 +97,10 @@ void adamw_destroy(AdamW *adamw); /* accepts a zeroed one */
 void adamw_update(AdamW *adamw, const OptimConfig *config, double lr, double grad_scale, float *params,
                   const float *grads);
 
+/* That slice of params came from elsewhere than adamw_update: another rank's shard, a checkpoint of adamw->step, which
+ * must be set before. What the device keeps beside the parameters becomes what the update itself would have left. */
+void adamw_params_arrived(const AdamW *adamw, const float *params, Slice slice);
+
 /* ---- devices ---- */
 
 /* What one update has for all elements. */
@@ -126,6 +130,9 @@ struct OptimOps {
 
     /* adamw_update, whose step is adamw->step, from 1 on. May come back before it is done. */
     void (*update)(void *state, const AdamW *adamw, AdamWConstants k, float *params, const float *grads);
+
+    /* Optional: adamw_params_arrived, likewise. */
+    void (*arrived)(void *state, int64_t step, const float *params, Slice slice);
 };
 
 extern const OptimOps optim_cpu; /* OpenMP, the calling thread's setting */

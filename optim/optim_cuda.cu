@@ -47,6 +47,18 @@ static void update(void *state, const AdamW *adamw, AdamWConstants k, float *par
     CHECK_CUDA(optim->gpu, cudaGetLastError());
 }
 
+static void arrived(void *state, int64_t step, const float *params, Slice slice) {
+    const CudaOptim *optim = (const CudaOptim *)state;
+    if (!optim->weights)
+        return;
+    int64_t end = slice.start + slice.elems, groups = (end + 3) / 4 - slice.start / 4;
+    bool aligned = on_16_bytes(params) && on_16_bytes(optim->weights);
+    unsigned blocks = (unsigned)((groups + ADAMW_THREADS - 1) / ADAMW_THREADS);
+    LAUNCH(round_weights_kernel, blocks, ADAMW_THREADS, 0, stream_of(optim), optim->weights, params, slice.start, end,
+           optim->seed, step, aligned);
+    CHECK_CUDA(optim->gpu, cudaGetLastError());
+}
+
 /* ---- the norm ---- */
 
 static void norm_destroy(void *state, NormPlan *plan) {
@@ -105,7 +117,8 @@ Status cuda_optim_create(CudaOptim **optim, Gpu *gpu, void *weights, uint64_t se
                 .norm_create = norm_create,
                 .norm_destroy = norm_destroy,
                 .norm_partial = norm_partial,
-                .update = update},
+                .update = update,
+                .arrived = arrived},
         .gpu = gpu,
         .weights = (uint16_t *)weights,
         .seed = seed,

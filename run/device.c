@@ -45,19 +45,13 @@ static Status connect_gpu(Device *device, const float *params, int64_t elems) {
     const Settings *settings = device->settings;
     CudaDtype dtype = (CudaDtype)settings->train.dtype; /* in the order of train_dtypes */
     TRY(cuda_ops_create(&device->cuda_ops, device->gpu, dtype, params, elems));
-    /* Shards would be rounded at random by their owners only: all ranks round what they have gathered instead. */
-    void *weights = settings->optim.zero ? NULL : cuda_ops_weights(device->cuda_ops);
-    TRY(cuda_optim_create(&device->cuda_optim, device->gpu, weights, (uint64_t)settings->run.seed));
+    TRY(cuda_optim_create(&device->cuda_optim, device->gpu, cuda_ops_weights(device->cuda_ops),
+                          (uint64_t)settings->run.seed));
     if (dtype == CUDA_BF16)
         use_cudnn(device);
     device->ops = cuda_ops(device->cuda_ops);
     device->optim = cuda_optim(device->cuda_optim);
     return OK;
-}
-
-void device_params_arrived(const Device *device, int64_t start, int64_t elems) {
-    if (device->cuda_ops)
-        cuda_ops_round_weights(device->cuda_ops, start, elems);
 }
 
 static void close_gpu(Device *device) {
@@ -74,9 +68,6 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
 static Status connect_gpu(Device *device, const float *params, int64_t elems) {
     (void)device, (void)params, (void)elems;
     return OK;
-}
-void device_params_arrived(const Device *device, int64_t start, int64_t elems) {
-    (void)device, (void)start, (void)elems;
 }
 static void close_gpu(Device *device) { (void)device; }
 #endif

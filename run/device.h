@@ -44,10 +44,6 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
 /* params f32[elems], in the device's memory, is what the model will work on. */
 Status device_connect(Device *device, const float *params, int64_t elems);
 
-/* These parameters were filled from outside, not by an update: whatever the device keeps of them follows. Where they are
- * sharded that is so for all of them in each step. */
-void device_params_arrived(const Device *device, int64_t start, int64_t elems);
-
 void device_close(Device *device); /* accepts a zeroed one */
 
 /* After each step: the first ones, which warm up, are left out of the profile. */

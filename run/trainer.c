@@ -146,7 +146,7 @@ static Status synchronise(Trainer *t) {
                        .channels = t->model_config.channels,
                        .tokens = t->micro_steps * s->train.batch * s->train.seq_len};
     TRY(sync_create(&t->sync, t->comm, &s->comm, &setup));
-    TRY(stage_connect(&t->stage, t->sync, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
+    TRY(stage_connect(&t->stage, t->sync, &t->adamw, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
     gpt2_on_need(t->model, stage_need, &t->stage);
     if (t->device.computes)
         TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), t->device.memory, t->device.optim));
@@ -194,9 +194,7 @@ static Status initialise(Trainer *t) {
     TRY(comm_broadcast(t->comm, &newest, sizeof newest, 0));
     TRY(newest >= 0 ? resume(t, newest)
                     : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0));
-    TRY(stage_params_in(&t->stage));
-    device_params_arrived(&t->device, 0, t->table.elems);
-    return OK;
+    return stage_params_in(&t->stage);
 }
 
 static Status open_log(Trainer *t) {
