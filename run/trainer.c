@@ -76,7 +76,7 @@ static Status check_gpu_memory(Trainer *t, double params, double activations) {
 static Status check_memory(Trainer *t) {
     Gpt2Options options = model_options(t);
     double params = 4.0 * (double)t->table.elems;
-    double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options) : 0;
+    double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options, &ops_cpu) : 0;
     if (t->device.gpu)
         return check_gpu_memory(t, params, activations);
     double moments = t->device.computes ? 2 * params / (t->settings->optim.zero ? t->ranks : 1) : 0;
