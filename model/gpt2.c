@@ -124,7 +124,7 @@ Status gpt2_create(Gpt2 **out, const Gpt2Config *config, const ParamTable *table
     if (!model || !model->block) {
         gpt2_destroy(model);
         *out = NULL;
-        return fault("model: no memory for %zu bytes of activations", arena.bytes);
+        return fault("out of memory: activations take %.2f GB", 1e-9 * (double)arena.bytes);
     }
     size_t bytes = arena.bytes;
     arena = (Arena){.base = model->block};

@@ -50,6 +50,7 @@ typedef struct NormPlan {
 
 Status norm_plan_create(NormPlan *plan, const ParamTable *table, const OptimOps *ops); /* does not keep table */
 void norm_plan_destroy(NormPlan *plan); /* accepts a zeroed one */
+size_t norm_plan_bytes(const ParamTable *table, const OptimOps *ops); /* that it takes of the device's memory */
 
 int64_t norm_shard_units(const NormPlan *plan, const Shard *shard);
 
@@ -89,6 +90,7 @@ typedef struct AdamW {
 Status adamw_create(AdamW *adamw, const ParamTable *table, const Shard *shard, const Allocator *memory,
                     const OptimOps *ops);
 void adamw_destroy(AdamW *adamw); /* accepts a zeroed one */
+size_t adamw_bytes(const ParamTable *table, const Shard *shard); /* that adamw_create allocates */
 
 /* One update in place: g = grad_scale * grads; m, v and bias correction as in the paper; p -= lr * (mhat /
  * (sqrt(vhat) + eps) + wd * p), wd on tensors with `decay` only. params and grads are flat; the shard is updated and
@@ -121,7 +123,8 @@ struct OptimOps {
     /* From the host's memory to the device's; done when it returns. */
     void (*upload)(void *state, void *device, const void *host, size_t bytes);
 
-    /* Optional: fills plan->device from the rest of the plan, and gives it back. */
+    /* Optional: fills plan->device from the rest of the plan, norm_bytes of the device's memory, and gives it back. */
+    size_t (*norm_bytes)(int64_t units);
     Status (*norm_create)(void *state, NormPlan *plan);
     void (*norm_destroy)(void *state, NormPlan *plan);
 

@@ -71,14 +71,18 @@ static void norm_destroy(void *state, NormPlan *plan) {
     free(norm);
 }
 
+static size_t start_bytes_of(int64_t units) { return ((size_t)units + 1) * sizeof(int64_t); }
+static size_t sum_bytes_of(int64_t units) { return ((size_t)units + 1) * sizeof(double); }
+static size_t norm_bytes(int64_t units) { return start_bytes_of(units) + sum_bytes_of(units); }
+
 static Status norm_create(void *state, NormPlan *plan) {
     const CudaOptim *optim = (const CudaOptim *)state;
-    size_t start_bytes = ((size_t)plan->units + 1) * sizeof(int64_t);
+    size_t start_bytes = start_bytes_of(plan->units);
     CudaNorm *norm = (CudaNorm *)calloc(1, sizeof *norm);
     plan->device = norm;
     if (norm) {
         norm->starts = (int64_t *)memory_alloc(gpu_memory(optim->gpu), start_bytes);
-        norm->sums = (double *)memory_alloc(gpu_memory(optim->gpu), ((size_t)plan->units + 1) * sizeof(double));
+        norm->sums = (double *)memory_alloc(gpu_memory(optim->gpu), sum_bytes_of(plan->units));
     }
     if (!norm || !norm->starts || !norm->sums)
         return fault("out of memory on the GPU: the gradient norm has %lld units", (long long)plan->units);
@@ -114,6 +118,7 @@ Status cuda_optim_create(CudaOptim **optim, Gpu *gpu, void *weights, uint64_t se
         .ops = {.name = "cuda",
                 .state = *optim,
                 .upload = upload,
+                .norm_bytes = norm_bytes,
                 .norm_create = norm_create,
                 .norm_destroy = norm_destroy,
                 .norm_partial = norm_partial,
@@ -125,6 +130,8 @@ Status cuda_optim_create(CudaOptim **optim, Gpu *gpu, void *weights, uint64_t se
     };
     return OK;
 }
+
+void cuda_optim_set_weights(CudaOptim *optim, void *weights) { optim->weights = (uint16_t *)weights; }
 
 void cuda_optim_destroy(CudaOptim *optim) { free(optim); }
 
