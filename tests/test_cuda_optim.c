@@ -227,6 +227,28 @@ static void test_update_of_shards(void **state) {
     gpu_close(card);
 }
 
+/* Parameters that another rank updated have the weights that it has, whatever slices they come in. */
+static void test_weights_of_arrivals(void **state) {
+    (void)state;
+    Gpu *card = open_gpu();
+    ParamTable table = make_table(true);
+    Shards shards = deal(&table, NULL, 7);
+    for (int rank = 0; rank < RANKS; rank++) {
+        const Shard *shard = &shards.of[rank];
+        Twin twin;
+        twin_create(&twin, card, &table, shard, rank % 2);
+        twin.gpu.step = 3;
+        for (int i = 0; i < shard->count; i++)
+            adamw_params_arrived(&twin.gpu, twin.device_params, shard->slices[i]);
+        check_weights(&twin);
+        adamw_params_arrived(&twin.cpu, twin.params, (Slice){0, table.elems}); /* keeps nothing beside them */
+        twin_destroy(&twin);
+    }
+    undeal(&shards);
+    param_table_free(&table);
+    gpu_close(card);
+}
+
 static void test_update_of_odd_sizes(void **state) {
     (void)state;
     static const int64_t sizes[] = {1, 2, 3, 4, 5, 1023, 1024, 4095, 4096, 4097, 8192};
@@ -468,6 +490,7 @@ static void test_failed_launch(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_update_of_everything),
     cmocka_unit_test(test_update_of_shards),
+    cmocka_unit_test(test_weights_of_arrivals),
     cmocka_unit_test(test_update_of_odd_sizes),
     cmocka_unit_test(test_update_without_weights),
     cmocka_unit_test(test_rounding_is_unbiased),
