@@ -1,5 +1,6 @@
 #!/bin/bash
-# Trap: peers hang when one dies (horovod#3494). A rank is killed in the middle of a bucket, under every algorithm: all others end within 10 s, non-zero, and one line of
+# Trap: peers hang when one dies (horovod#3494). A rank is killed in the middle of a bucket, under every algorithm: all
+# others end within 10 s, non-zero, and one line of
 # ours names it. When the launcher ends them all nobody is named.
 # TRIALS=20 ALGORITHMS="ring tree" tests/test_kill.sh: more of some. Called by `make test`.
 . "$(dirname "$0")/script.sh"
@@ -62,7 +63,7 @@ kill_one() {
     done
     took_ms=$(($(now_ms) - start_ms))
     wait $launcher && fail "$name: exit code 0" "$work/log"
-    [ "$(grep -c '^train: ' "$work/log")" = 1 ] && grep -qx "$line" "$work/log" ||
+    [ "$(grep -c '^train: rank' "$work/log")" = 1 ] && grep -qx "$line" "$work/log" ||
         fail "$name: expected the line '$line'" "$work/log"
 }
 
