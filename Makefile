@@ -166,16 +166,21 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 
 # ---- tests ----
 .PHONY: test tests emulated asan tsan mutants lint
-tests: all $(TESTS)
+# What TEST needs, where it names some: a script needs the programs, and the test program of its name if there is one.
+NEEDED := $(if $(TEST),$(if $(filter %.sh,$(TEST)),all) $(filter $(patsubst %,$(BUILD)/tests/%,$(TEST:.sh=)),$(TESTS)),all $(TESTS))
+tests: $(NEEDED)
+	@:
 # The tests of CUDA are built once more to run on the CPU, in a folder of their own.
 EMULATED := $(if $(filter-out 0 emulate,$(CUDA)),$(if $(TEST),$(findstring test_cuda,$(TEST)),all))
-emulated: $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(BUILD)/gpu_rates $(filter $(BUILD)/tests/test_cuda_%,$(TESTS))
+EMULATED_BUILD := $(if $(filter emulate,$(CUDA)),$(BUILD),$(if $(EMULATED),$(if $(CUDA_HEADERS),$(BUILD)/emulate,none)))
+emulated: $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(BUILD)/gpu_rates $(filter $(BUILD)/tests/test_cuda_%,$(NEEDED))
 test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
 	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate BUILD=$(BUILD)/emulate TRAIN=$(BUILD)/emulate/train emulated)
-	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) EMULATED=$(if $(EMULATED),$(if $(CUDA_HEADERS),$(BUILD)/emulate,none)) tests/run.sh $(TEST)
+	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) EMULATED=$(EMULATED_BUILD) tests/run.sh $(TEST)
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks as threads
-	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 CUDA=$(if $(CUDA_HEADERS),emulate,0) \
+	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 \
+	    CUDA=$(if $(filter-out 0,$(CUDA)),$(if $(CUDA_HEADERS),emulate,0),0) \
 	    BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 # The comm room needs neither OpenMP nor BLAS, whose threads ThreadSanitizer cannot follow.
@@ -183,10 +188,10 @@ TSAN_TESTS := test_comm test_transport test_collective test_sync test_shard test
 TSAN_CFLAGS := -fsanitize=thread -DFEWER_CASES -Wno-unknown-pragmas -Wno-unused-parameter
 tsan: ## the tests of comm under ThreadSanitizer, ranks as threads
 	@$(MAKE) --no-print-directory MPI=0 CUDA=0 BUILD=build/tsan OPENMP= OPT=-O1 EXTRA_CFLAGS="$(TSAN_CFLAGS)" \
-	    $(TSAN_TESTS:%=build/tsan/tests/%)
-	@BUILD=build/tsan MPI=0 tests/run.sh $(TSAN_TESTS)
-mutants: ## put known faults back, one at a time, and see the tests catch each (about ten minutes)
-	@tests/mutants.sh
+	    $(patsubst %,build/tsan/tests/%,$(or $(TEST),$(TSAN_TESTS)))
+	@BUILD=build/tsan MPI=0 tests/run.sh $(or $(TEST),$(TSAN_TESTS))
+mutants: ## put known faults back, one at a time, and see the tests catch each (FAULT="names" for some; ETA shown)
+	@MAKE=$(MAKE) tests/mutants.sh $(FAULT)
 lint: ## check who includes whom
 	@tests/lint.sh
 

@@ -26,5 +26,19 @@ static void host_free(void *context, void *memory) {
 
 const Allocator host_memory = {host_alloc, host_free, NULL};
 
-void *memory_alloc(const Allocator *allocator, size_t bytes) { return allocator->alloc(allocator->context, bytes); }
+static _Thread_local const Allocator *refuser;
+static _Thread_local size_t refused_bytes;
+
+void *memory_alloc(const Allocator *allocator, size_t bytes) {
+    void *memory = allocator->alloc(allocator->context, bytes);
+    if (!memory)
+        refuser = allocator, refused_bytes = bytes;
+    return memory;
+}
+
+const Allocator *memory_refused(size_t *bytes) {
+    *bytes = refused_bytes;
+    return refuser;
+}
+
 void memory_free(const Allocator *allocator, void *memory) { allocator->free(allocator->context, memory); }

@@ -15,6 +15,10 @@ typedef struct Allocator {
 extern const Allocator host_memory;
 
 void *memory_alloc(const Allocator *allocator, size_t bytes);
+
+/* Whose memory this thread was refused last, and how much of it; NULL: never. */
+const Allocator *memory_refused(size_t *bytes);
+
 void memory_free(const Allocator *allocator, void *memory);
 
 #endif

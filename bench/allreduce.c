@@ -8,7 +8,8 @@
  *
  *     algbw     bytes / time
  *     busbw     algbw * 2 (N-1)/N
- *     predicted by the cost model, from the links as calibrated before each size, on arrays of that size
+ *     predicted by the cost model, from the links as calibrated before each size, on arrays of that size; not of native
+ *               and iallreduce, of which no formula is known
  *     CPU s/GB  CPU seconds of all ranks within the all-reduces / GB reduced (bytes * iterations)
  *     ratio     f32 bytes / bytes on the wire, where --compress is at work; the cost model knows nothing of it
  *
@@ -143,7 +144,7 @@ static Status run_contender(Bench *bench, const Contender *contender, int64_t el
         return link_shift(transport, &bench->ring, bench->data, bench->scratch,
                           (size_t)lane_elems(bench, elems) * sizeof(float));
     if (strcmp(contender->name, "native") == 0)
-        return transport_allreduce_sum(transport, bench->data, elems, true);
+        return transport_allreduce_sum(transport, bench->data, bench->data, elems, true);
     return contender->collective->allreduce(
         &bench->comm->world,
         &(Payload){.data = bench->data, .elems = elems, .scale = 1, .scratch = bench->scratch,

@@ -354,7 +354,7 @@ static Status check_memory(const Gpt2Config *config, const Gpt2Options *options,
     ParamTable table = {0};
     gpt2_param_table(config, false, &table);
     double need_bytes = sizeof(float) * (4.0 * (double)table.elems + 3.0 * (double)sgemm->elems) +
-                        (double)gpt2_activation_bytes(config, options);
+                        (double)gpt2_activation_bytes(config, options, &ops_cpu);
     double free_bytes = (double)machine_memory_available();
     param_table_free(&table);
     return need_bytes <= free_bytes ? OK : bad_input("the step takes %.2f GB of memory, %.2f GB are free",

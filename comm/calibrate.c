@@ -12,6 +12,9 @@
  * How much a repeat moves follows from a first look at the links, so that slow ones take no longer: about ROUND_S for
  * each. Shaped and idle links give the first bytes away for nothing, so an untimed step goes ahead of each timed one.
  *
+ * What MPI's own all-reduces take follows from none of these, and their algorithms change with the size: they themselves
+ * are timed, at sizes that double, after an untimed one.
+ *
  * Never compares two ranks' clocks, and keeps no memory. */
 #define _POSIX_C_SOURCE 200809L
 #include "comm/calibrate.h"
@@ -26,6 +29,9 @@
 #include <time.h>
 
 #define ROUND_S 10e-3
+#define TIMED_S 1.5 /* for all sizes of a collective together */
+
+enum { TIMED_LOOKS = 3, TIMED_MIN_ELEMS = 1 << 10 };
 
 enum { REPEATS = 5, LOOKS = 2, RATE_STEPS = 2, BATCH_STEPS = 4, BATCHES_MAX = 32, MESSAGE_MIN_BYTES = 64 << 10 };
 
@@ -230,21 +236,16 @@ static Status repeat(Calibration *self, double *time_s) {
 
 /* ---- all ranks ---- */
 
-/* In place: the largest over all ranks. */
-static Status slowest(Calibration *self, double *values, int count) {
-    Transport *transport = self->transport;
-    size_t bytes = (size_t)count * sizeof *values;
-    transport_group_begin(transport);
-    for (int peer = 0; peer < transport->ranks; peer++)
-        if (peer != transport->rank) {
-            transport_send(transport, peer, values, bytes);
-            transport_recv(transport, peer, self->gathered + peer * count, bytes);
-        }
-    TRY(transport_group_end(transport));
-    memcpy(self->gathered + transport->rank * count, values, bytes);
+/* In place: the largest over all ranks. gathered f64[ranks][count] is overwritten. */
+static Status largest(Transport *transport, double *gathered, double *values, int count) {
+    TRY(transport_all_gather(transport, values, gathered, (size_t)count * sizeof *values));
     for (int i = 0; i < count * transport->ranks; i++)
-        values[i % count] = self->gathered[i] > values[i % count] ? self->gathered[i] : values[i % count];
+        values[i % count] = gathered[i] > values[i % count] ? gathered[i] : values[i % count];
     return OK;
+}
+
+static Status slowest(Calibration *self, double *values, int count) {
+    return largest(self->transport, self->gathered, values, count);
 }
 
 /* The better of a few tries, each as slow as its slowest rank. */
@@ -392,6 +393,58 @@ Status calibrate(Transport *transport, const Codec *codec, int64_t array_bytes, 
     free(self.gathered);
     return status;
 }
+
+/* ---- collectives of which no formula is known ---- */
+
+/* The median of a few, each as slow as its slowest rank. Arrays change places, as a step's buckets do. */
+static Status time_collective(const Group *group, const Collective *collective, const Payload *array, int64_t elems,
+                              double *gathered, double *time_s) {
+    double looks_s[TIMED_LOOKS], spent_s = 0;
+    int looks = 0;
+    while (looks < TIMED_LOOKS && spent_s < TIMED_LOOKS * ROUND_S) {
+        Payload payload = *array;
+        payload.data += looks * elems % (array->elems - elems + 1);
+        payload.elems = elems;
+        TRY(transport_barrier(group->transport));
+        double start_s = clock_s();
+        TRY(collective->allreduce(group, &payload));
+        looks_s[looks] = clock_s() - start_s;
+        TRY(largest(group->transport, gathered, &looks_s[looks], 1));
+        spent_s += looks_s[looks++];
+    }
+    *time_s = quantile(looks_s, looks, 0.5);
+    return OK;
+}
+
+static Status time_sizes(const Group *group, const Collective *collective, const Payload *array, int64_t elems,
+                         double *gathered, LinkCosts *costs) {
+    int halvings = 0, i = 0;
+    while (halvings < TIMED_MAX - 1 && elems >> (halvings + 1) >= TIMED_MIN_ELEMS)
+        halvings++;
+    double start_s = clock_s(), spent_s = 0, unused_s;
+    TRY(time_collective(group, collective, array, elems >> halvings, gathered, &unused_s)); /* the first one connects */
+    for (; i <= halvings && spent_s < TIMED_S; i++) {
+        int64_t size = elems >> (halvings - i);
+        costs->timed_bytes[i] = (double)size * sizeof(float);
+        TRY(time_collective(group, collective, array, size, gathered, &costs->timed_s[i]));
+        spent_s = clock_s() - start_s + 2 * costs->timed_s[i]; /* the next one's time is in it */
+        TRY(largest(group->transport, gathered, &spent_s, 1));
+    }
+    costs->timed_count = i;
+    return OK;
+}
+
+Status calibrate_collective(const Group *group, const Collective *collective, const Payload *array, int64_t elems,
+                            LinkCosts *costs) {
+    double *gathered = malloc((size_t)group->size * sizeof *gathered);
+    if (!gathered)
+        return fault("no memory for the calibration of %s", collective->name);
+    Status status = time_sizes(group, collective, array, elems, gathered, costs);
+    free(gathered);
+    return status;
+}
+
+/* ---- as text ---- */
 
 static size_t class_text(const LinkCosts *costs, LinkClass class, const char *name, char *text, size_t size) {
     int length = 0;

@@ -28,6 +28,12 @@ Status link_shift(Transport *transport, const LinkRing *ring, const void *out, v
  * rank's collectives work on in turns, which decides what the caches hold: the gradient, or a benchmark's one array. */
 Status calibrate(Transport *transport, const Codec *codec, int64_t array_bytes, LinkCosts *costs);
 
+/* Times a collective of which no formula is known (Collective.timed), for its predict_s: for sizes that double up to
+ * `elems`, as far as 1.5 s go; what is larger than the last is taken from a line through the last two. Collective, all
+ * ranks alike. array: all that the collective works on in turns, of array->elems >= elems; its data are lost. */
+Status calibrate_collective(const Group *group, const Collective *collective, const Payload *array, int64_t elems,
+                            LinkCosts *costs);
+
 /* "inside a node 0.8 us, 5.20 GB/s; between nodes 51.0 us, 0.117 GB/s; add 9.10 GB/s, copy 8.20 GB/s"
  * and with a codec ", encode 1.2 GB/s, decode 5.1 GB/s" */
 void calibrate_text(const LinkCosts *costs, char *text, size_t size);

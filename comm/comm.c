@@ -38,7 +38,7 @@ const Option comm_options[] = {
     {"group", OPTION_CHOICE, offsetof(CommConfig, group), "node", .choices = comm_groups,
      .help = "numa: each NUMA domain that ranks are bound to counts as a node of its own"},
     {"calibrate", OPTION_BOOL, offsetof(CommConfig, calibrate), "yes",
-     .help = "measure the links at the start (up to half a second), to predict each bucket's time"},
+     .help = "measure the links at the start (half a second, with MPI's own all-reduces two), to predict each bucket"},
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
      .help = "steps between comparisons of the ranks' parameters; 0: never"},
     {"timeout_s", OPTION_INT, offsetof(CommConfig, timeout_s), "300", 1, 1e6,

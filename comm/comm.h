@@ -140,7 +140,8 @@ typedef struct Sync Sync;
 /* What is synchronised; arrays are borrowed. */
 typedef struct SyncSetup {
     const ParamTable *table;
-    float *grads;  /* f32[table->elems], from comm_memory(), or from the Gpu's memory if comm_on_gpu() */
+    float *grads;  /* f32[table->elems], from comm_memory(), or from the Gpu's memory if comm_on_gpu(). sync_create may
+                    * overwrite them */
     bool sharded;  /* ZeRO-1 (Rajbhandari et al., 2020): each rank gets the mean of its shard only, updates that, and
                     * the parameters are gathered under the next forward pass */
     float *params; /* f32[table->elems], of the same memory; only if sharded */
@@ -172,6 +173,14 @@ typedef struct BucketStats {
 Status sync_check(const Comm *comm, const CommConfig *config, bool sharded);
 
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
+
+/* What sync_create will do, before there are arrays: grads and params of setup may be NULL. Not collective. */
+typedef struct SyncMemory {
+    size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where a split embedding's
+                   * rows, and the residuals of error feedback as they are first written, come on top */
+    Shard shard;  /* as sync_shard() of this rank; its slices are the caller's to free. Without any: not sharded */
+} SyncMemory;
+Status sync_memory(SyncMemory *memory, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL, and one in the middle of a step */
 
 const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, wire, buckets, overlap */

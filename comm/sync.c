@@ -37,6 +37,7 @@ struct Sync {
     Lookup lookup; /* vocab 0: the embedding has one gradient */
     bool calibrated;
     LinkCosts costs;
+    const Collective *timed; /* what costs.timed_s is of, or NULL */
     char links[256];
     Shard *shards; /* [ranks], owned; NULL unless sharded */
     pthread_mutex_t lock;
@@ -85,7 +86,9 @@ static void free_planned(Sync *sync) {
     free(sync->sums);
 }
 
-/* What depends on the plan. */
+static size_t scratch_bytes(const Sync *sync) { return ((size_t)sync->plan.scratch_elems + 1) * sizeof(float); }
+
+/* What depends on the plan, without its scratch. */
 static Status build_plan(Sync *sync) {
     TRY(plan_create(&sync->plan, sync->comm, &sync->config, &sync->setup, sync->codec));
     size_t count = (size_t)sync->plan.count + 1;
@@ -94,10 +97,15 @@ static Status build_plan(Sync *sync) {
     sync->bucket_stats = calloc(count, sizeof *sync->bucket_stats);
     sync->sums = calloc(count, sizeof *sync->sums);
     sync->measured = 0;
-    sync->scratch = memory_alloc(sync->comm->scratch_memory, ((size_t)sync->plan.scratch_elems + 1) * sizeof(float));
-    if (!sync->missing || !sync->stale || !sync->bucket_stats || !sync->sums || !sync->scratch)
+    if (!sync->missing || !sync->stale || !sync->bucket_stats || !sync->sums)
         return fault("no memory for %d buckets", sync->plan.count);
     return OK;
+}
+
+static Status take_scratch(Sync *sync) {
+    sync->scratch = memory_alloc(sync->comm->scratch_memory, scratch_bytes(sync));
+    return sync->scratch ? OK : fault("out of memory: gradients on their way take %.2f GB",
+                                      1e-9 * (double)scratch_bytes(sync));
 }
 
 static Status build_codec(Sync *sync) {
@@ -107,9 +115,8 @@ static Status build_codec(Sync *sync) {
     bool ring = config->requantise != 0;
     if (!plan_compresses(sync->comm, config))
         return OK;
-    TRY(codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
-                     config->error_feedback && !ring));
-    return comm_on_gpu(sync->comm) ? codec_use_gpu(sync->codec, sync->comm->gpu, sync->comm->device->lane) : OK;
+    return codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
+                        config->error_feedback && !ring);
 }
 
 /* All slices of all buckets that a rank owns. */
@@ -144,6 +151,7 @@ static Status build_shards(Sync *sync) {
     return sync->shards ? OK : fault("no memory for %d shards", ranks);
 }
 
+/* All but large arrays. */
 static Status build(Sync *sync) {
     pthread_mutex_init(&sync->lock, NULL);
     pthread_cond_init(&sync->changed, NULL);
@@ -159,14 +167,35 @@ static Status build(Sync *sync) {
     return build_shards(sync);
 }
 
+/* Of the plan's collectives those that no formula predicts: one at most. On the gradient, before it holds any. */
+static Status time_plan(Sync *sync) {
+    int64_t elems = 0;
+    for (int b = 0; b < sync->plan.count; b++)
+        if (sync->plan.collectives[b]->timed && sync->plan.buckets[b].elems > elems) {
+            sync->timed = sync->plan.collectives[b];
+            elems = sync->plan.buckets[b].elems;
+        }
+    Payload array = {.data = sync->setup.grads, .elems = sync->setup.table->elems, .scale = sync->scale,
+                     .scratch = sync->scratch};
+    return sync->timed ? calibrate_collective(&sync->comm->world, sync->timed, &array, elems, &sync->costs) : OK;
+}
+
+static Status take_memory(Sync *sync) {
+    if (sync->codec && comm_on_gpu(sync->comm))
+        TRY(codec_use_gpu(sync->codec, sync->comm->gpu, sync->comm->device->lane));
+    return take_scratch(sync);
+}
+
 static Status calibrate_job(void *argument) {
     Sync *sync = argument;
     int64_t bytes = sync->setup.table->elems * (int64_t)sizeof(float);
-    return calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs);
+    TRY(calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs));
+    return time_plan(sync);
 }
 
 static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems) {
-    return sync->calibrated ? 1e3 * collective->predict_s(&sync->comm->world, elems, &sync->costs) : NAN;
+    bool known = sync->calibrated && (!collective->timed || collective == sync->timed);
+    return known ? 1e3 * collective->predict_s(&sync->comm->world, elems, &sync->costs) : NAN;
 }
 
 static void predict(Sync *sync) {
@@ -199,16 +228,21 @@ Status sync_check(const Comm *comm, const CommConfig *config, bool sharded) {
     return plan_check(comm, config, sharded);
 }
 
+static Status begin_create(Sync **result, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
+    Sync *sync = *result = calloc(1, sizeof *sync);
+    if (!sync)
+        return fault("no memory for gradient synchronisation");
+    sync->comm = comm;
+    sync->setup = *setup;
+    sync->config = *config;
+    return build(sync);
+}
+
 Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
-    Sync *sync = calloc(1, sizeof *sync);
-    *result = sync;
-    Status status = fault("no memory for gradient synchronisation");
-    if (sync) {
-        sync->comm = comm;
-        sync->setup = *setup;
-        sync->config = *config;
-        status = build(sync);
-    }
+    Status status = begin_create(result, comm, config, setup);
+    Sync *sync = *result;
+    if (status == OK)
+        status = take_memory(sync);
     TRY(comm_agree(comm, status));
     if (alone(sync))
         return OK;
@@ -218,6 +252,25 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
     TRY(measure_links(sync));
     predict(sync);
     return OK;
+}
+
+static SyncMemory memory_of(Sync *sync) {
+    SyncMemory memory = {.bytes = scratch_bytes(sync)};
+    if (sync->codec && comm_on_gpu(sync->comm))
+        memory.bytes += codec_gpu_bytes(sync->codec);
+    if (sync->shards) { /* the caller's from now on */
+        memory.shard = sync->shards[comm_rank(sync->comm)];
+        sync->shards[comm_rank(sync->comm)] = (Shard){0};
+    }
+    return memory;
+}
+
+Status sync_memory(SyncMemory *memory, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
+    Sync *sync;
+    Status status = begin_create(&sync, comm, config, setup);
+    *memory = status == OK ? memory_of(sync) : (SyncMemory){0};
+    sync_destroy(sync);
+    return status;
 }
 
 /* A rank gives up in the middle of a step: its comm thread ends with the bucket it is at. The line of why stays. */
@@ -291,7 +344,8 @@ Status sync_replan(Sync *sync, const CommConfig *config) {
     sync->stale = NULL;
     sync->bucket_stats = sync->sums = NULL;
     sync->config = *config;
-    TRY(comm_agree(sync->comm, build_plan(sync)));
+    Status status = build_plan(sync);
+    TRY(comm_agree(sync->comm, status == OK ? take_scratch(sync) : status));
     if (alone(sync))
         return OK;
     predict(sync);

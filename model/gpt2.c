@@ -1,8 +1,7 @@
 /* GPT-2's forward pass, the loss, and the memory of both passes.
  *
  * Per position and layer backward needs 16 C floats (ln1 C, qkv 3C, att C, mid C, ln2 C, fc 4C, act 4C, and the
- * layer's input C); with `recompute` only the input C is kept per layer, and one layer's 15 C in all. The head is
- * never run over all positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient
+ * layer's input C). What is computed again (Recompute) has one place for all layers instead. The head is never run over all positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient
  * replaces them. */
 #include "model/gpt2_model.h"
 
@@ -30,10 +29,13 @@ static OpsLimits limits_of(const Gpt2Config *config, const Gpt2Options *options)
 static void carve_activations(Gpt2 *model, Arena *arena, size_t rows, size_t C) {
     const Ops *ops = model->ops;
     int L = model->config.layers;
-    bool keep_stream = model->options.train, keep_acts = keep_stream && !model->options.recompute;
-    for (int layer = 0; layer < L; layer++)
-        model->acts[layer] =
-            layer == 0 || keep_acts ? gpt2_layer_acts(arena, &model->config, ops, rows) : model->acts[0];
+    int recompute = model->options.recompute;
+    bool keep_stream = model->options.train, keep_acts = keep_stream && recompute != RECOMPUTE_LAYERS;
+    model->acts[0] = gpt2_layer_acts(arena, &model->config, ops, rows, recompute, NULL);
+    for (int layer = 1; layer < L; layer++)
+        model->acts[layer] = keep_acts
+                                 ? gpt2_layer_acts(arena, &model->config, ops, rows, recompute, &model->acts[0])
+                                 : model->acts[0];
     for (int layer = 0; layer <= L; layer++)
         model->stream[layer] =
             layer == 0 || keep_stream ? arena_take(arena, rows * C, ops->act_bytes) : model->stream[0];
@@ -84,10 +86,10 @@ static bool make_tables(Gpt2 *model, const Gpt2Config *config, const Gpt2Options
     return model->offsets && model->host_slots && model->acts && model->stream;
 }
 
-size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *options) {
+size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *options, const Ops *ops) {
     Gpt2 model = {0};
     Arena arena = {0};
-    if (make_tables(&model, config, options, &ops_cpu))
+    if (make_tables(&model, config, options, ops))
         carve(&model, &arena);
     free_tables(&model);
     return arena.bytes;
@@ -122,7 +124,7 @@ Status gpt2_create(Gpt2 **out, const Gpt2Config *config, const ParamTable *table
     if (!model || !model->block) {
         gpt2_destroy(model);
         *out = NULL;
-        return fault("model: no memory for %zu bytes of activations", arena.bytes);
+        return fault("out of memory: activations take %.2f GB", 1e-9 * (double)arena.bytes);
     }
     size_t bytes = arena.bytes;
     arena = (Arena){.base = model->block};
@@ -159,6 +161,7 @@ static void ask(Gpt2 *model, int gradient) {
 }
 
 void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again) {
+    int recompute = model->options.recompute;
     LayerRun run = {.ops = model->ops,
                     .context = &model->context,
                     .params = model->params,
@@ -166,6 +169,7 @@ void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again) {
                     .T = model->T,
                     .C = model->config.channels,
                     .NH = model->config.heads,
+                    .gelu_apart = recompute == RECOMPUTE_GELU || recompute == RECOMPUTE_NORMS,
                     .need = again ? NULL : model->need,
                     .user = model->need_user};
     model->context.layer = layer;

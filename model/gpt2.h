@@ -54,16 +54,24 @@ void gpt2_init_random(const Gpt2Config *config, const ParamTable *table, uint64_
 
 typedef struct Gpt2 Gpt2;
 
+/* What backward computes again instead of keeping it, of the 16 C numbers that a layer keeps for a position. The bits
+ * are those of RECOMPUTE_NO, but for bf16's GELU (model/ops.h, gelu_forward). */
+typedef enum Recompute {
+    RECOMPUTE_NO,
+    RECOMPUTE_GELU,  /* its result: keeps 12 C, for a pass over memory */
+    RECOMPUTE_NORMS, /* and that of LayerNorms: 10 C, for two passes more */
+    RECOMPUTE_LAYERS /* all but the layer's input: C, for the time of a forward, about 1/3 of a step more */
+} Recompute;
+
 typedef struct Gpt2Options {
     int max_B, max_T; /* largest micro-batch that will be seen; activations are allocated for it */
     bool train;       /* false: forward and loss only, activations of one layer */
-    bool recompute;   /* keep each layer's input only and run its forward again in backward: less memory, about
-                       * 1/3 more time, the same bits */
+    int recompute;    /* Recompute */
 } Gpt2Options;
 
-/* Bytes that gpt2_create will allocate for activations and scratch on the cpu, with the calling thread's number of
+/* Bytes that gpt2_create will allocate, for activations and scratch; on the cpu with the calling thread's number of
  * OpenMP threads (each has some scratch). */
-size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *options);
+size_t gpt2_activation_bytes(const Gpt2Config *config, const Gpt2Options *options, const Ops *ops);
 
 /* params and grads are flat f32[table->elems] arrays, borrowed; grads may be NULL when options->train is false. ops
  * is the device. All memory is allocated here, from `memory`; nothing is allocated in a step. FAULT when there is too

@@ -62,6 +62,26 @@ static void backward_head(Pass *pass, float scale) {
     announce(pass, model->lnf_gradient);
 }
 
+/* A LayerNorm's output again, if it was not kept. */
+static void renormalise(const Pass *pass, Act *y, float *mean, float *rstd, const Act *x, int64_t w, int64_t b) {
+    const Gpt2 *model = pass->model;
+    if (model->options.recompute == RECOMPUTE_NORMS)
+        pass->ops->layernorm_forward(pass->context, y, mean, rstd, x, model->params + w, model->params + b, pass->rows,
+                                     pass->C);
+}
+
+/* The layer's activations again, those that were not kept until here. */
+static void recompute(const Pass *pass, int layer) {
+    Gpt2 *model = pass->model;
+    const LayerActs *acts = &model->acts[layer];
+    int level = model->options.recompute;
+    bool last = layer == model->config.layers - 1; /* whose forward left all of them */
+    if (level == RECOMPUTE_LAYERS && !last)
+        gpt2_model_layer(model, layer, model->dwide, true);
+    else if ((level == RECOMPUTE_GELU || level == RECOMPUTE_NORMS) && !last)
+        pass->ops->gelu_forward(pass->context, acts->act, acts->fc, pass->rows, 4 * pass->C);
+}
+
 static void backward_layer(Pass *pass, int layer) {
     Gpt2 *model = pass->model;
     const LayerOffsets *at = &model->offsets[layer];
@@ -71,8 +91,10 @@ static void backward_layer(Pass *pass, int layer) {
     int C = pass->C;
     pass->context->layer = layer;
 
+    recompute(pass, layer);
     linear(pass, dwide, acts->fc, dstream, acts->act, at->fcprojw, at->fcprojb, 4 * C, C);
     announce(pass, gradients->fcprojw);
+    renormalise(pass, acts->ln2, acts->mean2, acts->rstd2, acts->mid, at->ln2w, at->ln2b);
     linear(pass, dnarrow, NULL, dwide, acts->ln2, at->fcw, at->fcb, C, 4 * C);
     announce(pass, gradients->fcw);
     layernorm(pass, dnarrow, acts->mid, acts->mean2, acts->rstd2, at->ln2w, at->ln2b, true);
@@ -81,6 +103,7 @@ static void backward_layer(Pass *pass, int layer) {
     announce(pass, gradients->attprojw);
     pass->ops->attention_backward(pass->context, dwide, dnarrow, acts->att, acts->qkv, acts->lse, model->B, model->T, C,
                                   model->config.heads);
+    renormalise(pass, acts->ln1, acts->mean1, acts->rstd1, model->stream[layer], at->ln1w, at->ln1b);
     linear(pass, dnarrow, NULL, dwide, acts->ln1, at->qkvw, at->qkvb, C, 3 * C);
     announce(pass, gradients->qkvw);
     layernorm(pass, dnarrow, model->stream[layer], acts->mean1, acts->rstd1, at->ln1w, at->ln1b, true);
@@ -127,11 +150,8 @@ double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool acc
                  .user = user};
     pass.ops->upload(pass.context, model->targets, targets, (size_t)rows * sizeof *targets);
     backward_head(&pass, loss_scale / (float)rows);
-    for (int layer = L - 1; layer >= 0; layer--) {
-        if (model->options.recompute && layer < L - 1) /* forward left the last layer's activations */
-            gpt2_model_layer(model, layer, model->dwide, true);
+    for (int layer = L - 1; layer >= 0; layer--)
         backward_layer(&pass, layer);
-    }
     backward_embedding(&pass);
     return pass.ops->mean(pass.context, model->losses, rows);
 }

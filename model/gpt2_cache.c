@@ -28,7 +28,7 @@ static void carve(Gpt2Cache *cache, Arena *arena) {
     cache->keys_values = arena_take(arena, (size_t)cache->config.layers * maxT * 2 * C, act_bytes);
     cache->tokens = arena_take(arena, maxT, sizeof(int));
     cache->stream = arena_take(arena, maxT * C, act_bytes);
-    cache->acts = gpt2_layer_acts(arena, &cache->config, cache->ops, maxT);
+    cache->acts = gpt2_layer_acts(arena, &cache->config, cache->ops, maxT, RECOMPUTE_NO, NULL);
     cache->logits = arena_take(arena, (size_t)cache->config.vocab, act_bytes);
     cache->context.scratch = arena_take(arena, cache->context.scratch_bytes, 1);
 }

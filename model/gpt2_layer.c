@@ -42,21 +42,23 @@ LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer) {
     };
 }
 
-LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, const Ops *ops, size_t rows) {
+LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, const Ops *ops, size_t rows, int recompute,
+                          const LayerActs *first) {
     size_t C = (size_t)config->channels;
+    bool norms = recompute == RECOMPUTE_NORMS, gelu = norms || recompute == RECOMPUTE_GELU;
     LayerActs acts;
-    acts.ln1 = arena_take(arena, rows * C, ops->act_bytes);
+    acts.ln1 = norms && first ? first->ln1 : arena_take(arena, rows * C, ops->act_bytes);
     acts.mean1 = arena_take(arena, rows, sizeof(float));
     acts.rstd1 = arena_take(arena, rows, sizeof(float));
     acts.qkv = arena_take(arena, rows * 3 * C, ops->act_bytes);
     acts.att = arena_take(arena, rows * C, ops->act_bytes);
     acts.lse = arena_take(arena, rows * (size_t)config->heads, sizeof(float));
     acts.mid = arena_take(arena, rows * C, ops->act_bytes);
-    acts.ln2 = arena_take(arena, rows * C, ops->act_bytes);
+    acts.ln2 = norms ? acts.ln1 : arena_take(arena, rows * C, ops->act_bytes);
     acts.mean2 = arena_take(arena, rows, sizeof(float));
     acts.rstd2 = arena_take(arena, rows, sizeof(float));
     acts.fc = arena_take(arena, rows * 4 * C, ops->act_bytes);
-    acts.act = arena_take(arena, rows * 4 * C, ops->act_bytes);
+    acts.act = gelu && first ? first->act : arena_take(arena, rows * 4 * C, ops->act_bytes);
     return acts;
 }
 
@@ -88,7 +90,10 @@ void gpt2_layer_forward(const LayerRun *run, const LayerOffsets *at, const Layer
     ops->layernorm_forward(context, acts->ln2, acts->mean2, acts->rstd2, acts->mid, p + at->ln2w, p + at->ln2b, rows,
                            C);
     ask(run, gradients->fcw);
-    ops->linear_forward(context, acts->fc, acts->act, acts->ln2, p + at->fcw, p + at->fcb, NULL, rows, C, 4 * C);
+    ops->linear_forward(context, acts->fc, run->gelu_apart ? NULL : acts->act, acts->ln2, p + at->fcw, p + at->fcb,
+                        NULL, rows, C, 4 * C);
+    if (run->gelu_apart)
+        ops->gelu_forward(context, acts->act, acts->fc, rows, 4 * C);
     ask(run, gradients->fcprojw);
     ops->linear_forward(context, out, NULL, acts->act, p + at->fcprojw, p + at->fcprojb, acts->mid, rows, 4 * C, C);
 }

@@ -27,7 +27,8 @@ typedef struct LayerOffsets {
 
 LayerOffsets gpt2_layer_offsets(const ParamTable *table, int layer);
 
-/* What a layer's forward leaves for its backward; `rows` positions. */
+/* What a layer's forward leaves for its backward; `rows` positions. What is computed again lies in the same place for
+ * all layers, and with RECOMPUTE_NORMS for both LayerNorms. */
 typedef struct LayerActs {
     Act *ln1;               /* [rows][C] */
     float *mean1, *rstd1;   /* [rows] */
@@ -40,7 +41,9 @@ typedef struct LayerActs {
     Act *fc, *act;          /* [rows][4C] before and after GELU */
 } LayerActs;
 
-LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, const Ops *ops, size_t rows);
+/* first: the layer whose places are shared; NULL for that layer itself. */
+LayerActs gpt2_layer_acts(Arena *arena, const Gpt2Config *config, const Ops *ops, size_t rows, int recompute,
+                          const LayerActs *first);
 
 /* How a layer is run. */
 typedef struct LayerRun {
@@ -50,6 +53,7 @@ typedef struct LayerRun {
     int B, T, C, NH;
     Act *cache;   /* NULL: plain causal attention. Else keys and values of this layer, [maxT][2C], and B = 1 */
     int first;    /* with cache: position of the first of the T tokens */
+    bool gelu_apart; /* as backward will compute it again */
     NeedFn *need; /* called before parameters are read; NULL: nobody is asked */
     void *user;
 } LayerRun;

@@ -108,6 +108,7 @@ const Ops ops_cpu = {
     .layernorm_forward = layernorm_forward_cpu,
     .layernorm_backward = layernorm_backward_cpu,
     .linear_forward = linear_forward_cpu,
+    .gelu_forward = gelu_forward_cpu,
     .linear_backward = linear_backward_cpu,
     .attention_forward = attention_forward_cpu,
     .attention_backward = attention_backward_cpu,

@@ -106,6 +106,7 @@ void layernorm_backward_cpu(OpsContext *context, float *dx, float *dw, float *db
                             bool accumulate);
 void linear_forward_cpu(OpsContext *context, float *y, float *gelu, const float *x, const float *w, const float *b,
                         const float *residual, int rows, int C, int OC);
+void gelu_forward_cpu(OpsContext *context, float *y, const float *x, int rows, int C);
 void linear_backward_cpu(OpsContext *context, const LinearGrads *grads, const float *dy, const float *x, const float *w,
                          int rows, int C, int OC);
 void attention_forward_cpu(OpsContext *context, float *y, float *lse, const float *qkv, int B, int T, int C, int NH);

@@ -87,6 +87,11 @@ void linear_forward_cpu(OpsContext *context, float *y, float *act, const float *
     }
 }
 
+void gelu_forward_cpu(OpsContext *context, float *y, const float *x, int rows, int C) {
+#pragma omp parallel num_threads(context->threads)
+    store_gelu(y, x, tile_of(rows, C, omp_get_thread_num(), omp_get_num_threads()), C);
+}
+
 static void multiply_slope(float *restrict dx, const float *restrict pre, Tile tile, int C) {
     for (int row = tile.rows.begin; row < tile.rows.end; row++)
         for (int c = tile.columns.begin; c < tile.columns.end; c++) {

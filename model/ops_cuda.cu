@@ -113,31 +113,54 @@ static Status make(CudaOps *ops) {
     if (!ops->stage)
         return fault("cuda: no memory for %d bytes on the host", STAGE_BYTES);
     gpu_pin(ops->gpu, ops->stage, STAGE_BYTES);
-    if (ops->dtype == CUDA_BF16) {
-        ops->weights = (bf16 *)memory_alloc(gpu_memory(ops->gpu), (size_t)ops->elems * sizeof(bf16));
-        if (!ops->weights)
-            return fault("cuda: no memory on the GPU for %lld weights in bf16", (long long)ops->elems);
-    }
     return products_create(&ops->products, ops->gpu, ops->dtype);
 }
 
-Status cuda_ops_create(CudaOps **out, Gpu *gpu, CudaDtype dtype, const float *params, int64_t elems) {
+Status cuda_ops_open(CudaOps **out, Gpu *gpu, CudaDtype dtype) {
     CudaOps *ops = *out = (CudaOps *)calloc(1, sizeof *ops);
     if (!ops)
         return fault("cuda: no memory for the table of operations");
     ops->gpu = gpu;
     ops->stream = (cudaStream_t)gpu_stream(gpu);
     ops->dtype = dtype;
-    ops->params = params;
-    ops->elems = elems;
     Status status = make(ops);
     if (status != OK) {
         cuda_ops_destroy(ops);
         *out = NULL;
-        return status;
     }
-    cuda_ops_round_weights(ops, 0, ops->elems);
+    return status;
+}
+
+static size_t weight_bytes(const CudaOps *ops, int64_t elems) {
+    return ops->dtype == CUDA_BF16 ? (size_t)elems * sizeof(bf16) : 0;
+}
+
+size_t cuda_ops_bytes(const CudaOps *ops, int64_t elems, int B) {
+    return weight_bytes(ops, elems) + PRODUCT_WORKSPACE_BYTES + cudnn_use_bytes(ops, B);
+}
+
+Status cuda_ops_connect(CudaOps *ops, const float *params, int64_t elems) {
+    ops->params = params;
+    ops->elems = elems;
+    if (ops->dtype == CUDA_BF16) {
+        ops->weights = (bf16 *)memory_alloc(gpu_memory(ops->gpu), weight_bytes(ops, elems));
+        if (!ops->weights)
+            return fault("cuda: no memory on the GPU for %lld weights in bf16", (long long)elems);
+    }
+    TRY(products_connect(ops->products));
+    TRY(cudnn_use_connect(ops));
+    cuda_ops_round_weights(ops, 0, elems);
     return OK;
+}
+
+Status cuda_ops_create(CudaOps **ops, Gpu *gpu, CudaDtype dtype, const float *params, int64_t elems) {
+    TRY(cuda_ops_open(ops, gpu, dtype));
+    Status status = cuda_ops_connect(*ops, params, elems);
+    if (status != OK) {
+        cuda_ops_destroy(*ops);
+        *ops = NULL;
+    }
+    return status;
 }
 
 void cuda_ops_destroy(CudaOps *ops) {

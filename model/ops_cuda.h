@@ -18,8 +18,17 @@ typedef enum CudaDtype { CUDA_F32, CUDA_TF32, CUDA_BF16 } CudaDtype;
 
 typedef struct CudaOps CudaOps;
 
+/* What can be asked for sizes, and cuDNN, before anything is allocated on the Gpu; cuda_ops_connect makes it work. */
+Status cuda_ops_open(CudaOps **ops, Gpu *gpu, CudaDtype dtype);
+
 /* params f32[elems] is the flat array whose tensors the operations will be given, borrowed, in the Gpu's memory; of other
- * weights bf16 knows no copy. Allocates a workspace and, for bf16, the copy. */
+ * weights bf16 knows no copy. Allocates cuda_ops_bytes: workspaces and, for bf16, the copy. */
+Status cuda_ops_connect(CudaOps *ops, const float *params, int64_t elems);
+
+/* For the largest batch: that of cuda_ops_use_cudnn, or another one, for which cuDNN's workspace is scaled. */
+size_t cuda_ops_bytes(const CudaOps *ops, int64_t elems, int B);
+
+/* Both at once. */
 Status cuda_ops_create(CudaOps **ops, Gpu *gpu, CudaDtype dtype, const float *params, int64_t elems);
 void cuda_ops_destroy(CudaOps *ops); /* accepts NULL */
 
@@ -27,7 +36,7 @@ void cuda_ops_destroy(CudaOps *ops); /* accepts NULL */
 const Ops *cuda_ops(CudaOps *ops);
 
 /* From now on attention of B sequences of T tokens goes to cuDNN, all other shapes still our own way: bf16 only, once,
- * before the first step; takes seconds and a workspace in the Gpu's memory. deterministic: model/attention_cudnn.h, and
+ * before the first step; takes seconds and a workspace in the Gpu's memory, as soon as ops are connected. deterministic: model/attention_cudnn.h, and
  * what model/ops.h promises; without it gradients' last bits depend on timing. False: nothing has changed, and *why says
  * why cuDNN cannot, valid as long as ops. */
 bool cuda_ops_use_cudnn(CudaOps *ops, bool deterministic, int B, int T, int C, int NH, const char **why);

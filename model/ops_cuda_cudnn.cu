@@ -12,7 +12,8 @@ extern "C" {
 #ifdef HAVE_CUDNN
 struct CudnnUse {
     CudnnAttention *attention;
-    void *workspace; /* the Gpu's memory */
+    void *workspace; /* u8[workspace_bytes], the Gpu's memory; NULL until connected */
+    size_t workspace_bytes;
     int B, T, C, NH;
     Ops own; /* the table as it was */
     char why[256];
@@ -50,9 +51,25 @@ static const char *prepare(CudaOps *ops, CudnnUse *use, bool deterministic) {
     }
     if (!cudnn_attention_prepare(use->attention, use->B, use->T, use->C, use->NH, &why))
         return why;
-    size_t bytes = cudnn_attention_workspace_bytes(use->attention, use->B, use->T, use->C, use->NH);
-    use->workspace = memory_alloc(gpu_memory(ops->gpu), bytes);
-    return use->workspace ? NULL : "no memory on the GPU for cuDNN's workspace";
+    use->workspace_bytes = cudnn_attention_workspace_bytes(use->attention, use->B, use->T, use->C, use->NH);
+    bool connected = ops->params != NULL;
+    if (connected && cudnn_use_connect(ops) != OK)
+        return "no memory on the GPU for cuDNN's workspace";
+    return NULL;
+}
+
+size_t cudnn_use_bytes(const CudaOps *ops, int B) {
+    const CudnnUse *use = ops->cudnn;
+    return use ? (use->workspace_bytes * (size_t)B + (size_t)use->B - 1) / (size_t)use->B : 0;
+}
+
+Status cudnn_use_connect(CudaOps *ops) {
+    CudnnUse *use = ops->cudnn;
+    if (!use || use->workspace_bytes == 0)
+        return OK;
+    use->workspace = memory_alloc(gpu_memory(ops->gpu), use->workspace_bytes);
+    return use->workspace ? OK : fault("cuDNN: no memory on the GPU for a workspace of %zu bytes",
+                                       use->workspace_bytes);
 }
 
 bool cuda_ops_use_cudnn(CudaOps *ops, bool deterministic, int B, int T, int C, int NH, const char **why) {
@@ -79,6 +96,8 @@ void cudnn_use_destroy(CudaOps *ops) {
     free(ops->cudnn);
 }
 #else
+size_t cudnn_use_bytes(const CudaOps *, int) { return 0; }
+Status cudnn_use_connect(CudaOps *) { return OK; }
 bool cuda_ops_use_cudnn(CudaOps *, bool, int, int, int, int, const char **why) {
     *why = "built without cuDNN";
     return false;

@@ -49,7 +49,9 @@ void attention_cuda_slots(Ops *table, CudaDtype dtype);
 void attention_cached_cuda_slots(Ops *table, CudaDtype dtype);
 void head_cuda_slots(Ops *table, CudaDtype dtype);
 
-/* Of ops->cudnn; accepts one that was never made. */
+/* Of ops->cudnn; both accept one that was never made. */
+size_t cudnn_use_bytes(const CudaOps *ops, int B);
+Status cudnn_use_connect(CudaOps *ops);
 void cudnn_use_destroy(CudaOps *ops);
 
 /* Bytes of scratch that they want; a context has the largest of them. */
@@ -94,7 +96,9 @@ typedef struct Product {
     const void *aux = NULL;
 } Product;
 
+enum { PRODUCT_WORKSPACE_BYTES = 32 << 20 /* what NVIDIA advises for sm_90 */ };
 Status products_create(Products **products, Gpu *gpu, CudaDtype dtype);
+Status products_connect(Products *products); /* allocates the workspace */
 void products_destroy(Products *products); /* accepts NULL */
 
 /* False, with nothing done, when an epilogue cannot be had at this shape; without one it is always true. */

@@ -18,7 +18,6 @@
 
 enum {
     PLANS = 512, /* a power of two; at most 3/4 are used */
-    WORKSPACE_BYTES = 32 << 20, /* what NVIDIA advises for sm_90 */
     ALIGNED_BYTES_MAX = 16 /* no kernel needs more; what lies further apart by chance must not choose another */
 };
 
@@ -236,12 +235,15 @@ Status products_create(Products **out, Gpu *gpu, CudaDtype dtype) {
         status = cublasLtMatmulPreferenceCreate(&products->preference);
     if (status != CUBLAS_STATUS_SUCCESS)
         return fault("cuBLASLt: cannot be used: %s", cublasLtGetStatusString(status));
-    products->workspace = memory_alloc(gpu_memory(gpu), WORKSPACE_BYTES);
-    if (!products->workspace)
-        return fault("cuBLASLt: no memory on the GPU for a workspace of %d MiB", WORKSPACE_BYTES >> 20);
-    prefer(products, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (size_t)WORKSPACE_BYTES);
+    prefer(products, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (size_t)PRODUCT_WORKSPACE_BYTES);
     prefer(products, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
     return OK;
+}
+
+Status products_connect(Products *products) {
+    products->workspace = memory_alloc(gpu_memory(products->gpu), PRODUCT_WORKSPACE_BYTES);
+    return products->workspace ? OK : fault("cuBLASLt: no memory on the GPU for a workspace of %d MiB",
+                                            PRODUCT_WORKSPACE_BYTES >> 20);
 }
 
 void products_destroy(Products *products) {

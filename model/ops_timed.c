@@ -47,6 +47,8 @@ TIMED(linear_forward, rows, C, OC,
       (OpsContext * context, float *y, float *gelu, const float *x, const float *w, const float *b,
        const float *residual, int rows, int C, int OC),
       (&inner, y, gelu, x, w, b, residual, rows, C, OC))
+TIMED(gelu_forward, rows, C, C, (OpsContext * context, float *y, const float *x, int rows, int C),
+      (&inner, y, x, rows, C))
 TIMED(linear_backward, rows, C, OC,
       (OpsContext * context, const LinearGrads *grads, const float *dy, const float *x, const float *w, int rows,
        int C, int OC),
@@ -122,6 +124,7 @@ void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *use
         .layernorm_forward = layernorm_forward,
         .layernorm_backward = layernorm_backward,
         .linear_forward = linear_forward,
+        .gelu_forward = gelu_forward,
         .linear_backward = linear_backward,
         .attention_forward = attention_forward,
         .attention_backward = attention_backward,

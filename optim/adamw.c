@@ -59,19 +59,29 @@ static int cut_shard(const ParamTable *table, const Shard *shard, AdamWRun *runs
     return count;
 }
 
+static size_t moment_bytes(int64_t elems) { return (size_t)elems * sizeof(float); }
+static size_t run_bytes_of(int count) { return (size_t)count * sizeof(AdamWRun) + 1; }
+
 /* Moments, then the runs, by way of the host. */
 static Status allocate(AdamW *adamw, const ParamTable *table, const Shard *shard) {
-    size_t bytes = (size_t)adamw->elems * sizeof(float), run_bytes = (size_t)adamw->run_count * sizeof(AdamWRun);
-    AdamWRun *runs = malloc(run_bytes + 1);
+    size_t bytes = moment_bytes(adamw->elems), run_bytes = run_bytes_of(adamw->run_count);
+    AdamWRun *runs = calloc(1, run_bytes);
     adamw->m = memory_alloc(adamw->memory, bytes);
     adamw->v = adamw->m ? memory_alloc(adamw->memory, bytes) : NULL;
-    adamw->runs = adamw->v && runs ? memory_alloc(adamw->memory, run_bytes + 1) : NULL;
+    adamw->runs = adamw->v && runs ? memory_alloc(adamw->memory, run_bytes) : NULL;
     if (adamw->runs) {
         cut_shard(table, shard, runs);
         adamw->ops->upload(adamw->ops->state, adamw->runs, runs, run_bytes);
     }
     free(runs);
     return adamw->runs ? OK : fault("out of memory: AdamW's moments take 2 x %.1f MiB", (double)bytes / (1 << 20));
+}
+
+size_t adamw_bytes(const ParamTable *table, const Shard *shard) {
+    const Slice all = {0, table->elems};
+    const Shard everything = {&all, 1};
+    shard = shard ? shard : &everything;
+    return 2 * moment_bytes(shard_elems(shard)) + run_bytes_of(cut_shard(table, shard, NULL));
 }
 
 Status adamw_create(AdamW *adamw, const ParamTable *table, const Shard *shard, const Allocator *memory,
@@ -110,4 +120,9 @@ void adamw_update(AdamW *adamw, const OptimConfig *config, double lr, double gra
         .decay = (float)(lr * config->weight_decay),
     };
     adamw->ops->update(adamw->ops->state, adamw, k, params, grads);
+}
+
+void adamw_params_arrived(const AdamW *adamw, const float *params, Slice slice) {
+    if (adamw->ops->arrived && slice.elems > 0)
+        adamw->ops->arrived(adamw->ops->state, adamw->step, params, slice);
 }

@@ -50,6 +50,7 @@ typedef struct NormPlan {
 
 Status norm_plan_create(NormPlan *plan, const ParamTable *table, const OptimOps *ops); /* does not keep table */
 void norm_plan_destroy(NormPlan *plan); /* accepts a zeroed one */
+size_t norm_plan_bytes(const ParamTable *table, const OptimOps *ops); /* that it takes of the device's memory */
 
 int64_t norm_shard_units(const NormPlan *plan, const Shard *shard);
 
@@ -89,6 +90,7 @@ typedef struct AdamW {
 Status adamw_create(AdamW *adamw, const ParamTable *table, const Shard *shard, const Allocator *memory,
                     const OptimOps *ops);
 void adamw_destroy(AdamW *adamw); /* accepts a zeroed one */
+size_t adamw_bytes(const ParamTable *table, const Shard *shard); /* that adamw_create allocates */
 
 /* One update in place: g = grad_scale * grads; m, v and bias correction as in the paper; p -= lr * (mhat /
  * (sqrt(vhat) + eps) + wd * p), wd on tensors with `decay` only. params and grads are flat; the shard is updated and
@@ -96,6 +98,10 @@ void adamw_destroy(AdamW *adamw); /* accepts a zeroed one */
  * shard. */
 void adamw_update(AdamW *adamw, const OptimConfig *config, double lr, double grad_scale, float *params,
                   const float *grads);
+
+/* That slice of params came from elsewhere than adamw_update: another rank's shard, a checkpoint of adamw->step, which
+ * must be set before. What the device keeps beside the parameters becomes what the update itself would have left. */
+void adamw_params_arrived(const AdamW *adamw, const float *params, Slice slice);
 
 /* ---- devices ---- */
 
@@ -117,7 +123,8 @@ struct OptimOps {
     /* From the host's memory to the device's; done when it returns. */
     void (*upload)(void *state, void *device, const void *host, size_t bytes);
 
-    /* Optional: fills plan->device from the rest of the plan, and gives it back. */
+    /* Optional: fills plan->device from the rest of the plan, norm_bytes of the device's memory, and gives it back. */
+    size_t (*norm_bytes)(int64_t units);
     Status (*norm_create)(void *state, NormPlan *plan);
     void (*norm_destroy)(void *state, NormPlan *plan);
 
@@ -126,6 +133,9 @@ struct OptimOps {
 
     /* adamw_update, whose step is adamw->step, from 1 on. May come back before it is done. */
     void (*update)(void *state, const AdamW *adamw, AdamWConstants k, float *params, const float *grads);
+
+    /* Optional: adamw_params_arrived, likewise. */
+    void (*arrived)(void *state, int64_t step, const float *params, Slice slice);
 };
 
 extern const OptimOps optim_cpu; /* OpenMP, the calling thread's setting */

@@ -48,14 +48,24 @@ double grad_norm(const ParamTable *table, const float *grads) {
 
 /* ---- in parts ---- */
 
-static Status fill_plan(NormPlan *plan, const ParamTable *table) {
+static int64_t count_units(const ParamTable *table) {
     int gradient = 0;
-    for (int64_t at = 0; at < table->elems; plan->units++)
+    int64_t units = 0;
+    for (int64_t at = 0; at < table->elems; units++)
         at = unit_end(table, &gradient, at);
+    return units;
+}
+
+size_t norm_plan_bytes(const ParamTable *table, const OptimOps *ops) {
+    return ops->norm_bytes ? ops->norm_bytes(count_units(table)) : 0;
+}
+
+static Status fill_plan(NormPlan *plan, const ParamTable *table) {
+    plan->units = count_units(table);
     plan->starts = calloc((size_t)plan->units + 1, sizeof *plan->starts);
     if (!plan->starts)
         return fault("out of memory: the gradient norm has %lld units", (long long)plan->units);
-    gradient = 0;
+    int gradient = 0;
     for (int64_t unit = 0; unit < plan->units; unit++)
         plan->starts[unit + 1] = unit_end(table, &gradient, plan->starts[unit]);
     return OK;

@@ -47,6 +47,18 @@ static void update(void *state, const AdamW *adamw, AdamWConstants k, float *par
     CHECK_CUDA(optim->gpu, cudaGetLastError());
 }
 
+static void arrived(void *state, int64_t step, const float *params, Slice slice) {
+    const CudaOptim *optim = (const CudaOptim *)state;
+    if (!optim->weights)
+        return;
+    int64_t end = slice.start + slice.elems, groups = (end + 3) / 4 - slice.start / 4;
+    bool aligned = on_16_bytes(params) && on_16_bytes(optim->weights);
+    unsigned blocks = (unsigned)((groups + ADAMW_THREADS - 1) / ADAMW_THREADS);
+    LAUNCH(round_weights_kernel, blocks, ADAMW_THREADS, 0, stream_of(optim), optim->weights, params, slice.start, end,
+           optim->seed, step, aligned);
+    CHECK_CUDA(optim->gpu, cudaGetLastError());
+}
+
 /* ---- the norm ---- */
 
 static void norm_destroy(void *state, NormPlan *plan) {
@@ -59,14 +71,18 @@ static void norm_destroy(void *state, NormPlan *plan) {
     free(norm);
 }
 
+static size_t start_bytes_of(int64_t units) { return ((size_t)units + 1) * sizeof(int64_t); }
+static size_t sum_bytes_of(int64_t units) { return ((size_t)units + 1) * sizeof(double); }
+static size_t norm_bytes(int64_t units) { return start_bytes_of(units) + sum_bytes_of(units); }
+
 static Status norm_create(void *state, NormPlan *plan) {
     const CudaOptim *optim = (const CudaOptim *)state;
-    size_t start_bytes = ((size_t)plan->units + 1) * sizeof(int64_t);
+    size_t start_bytes = start_bytes_of(plan->units);
     CudaNorm *norm = (CudaNorm *)calloc(1, sizeof *norm);
     plan->device = norm;
     if (norm) {
         norm->starts = (int64_t *)memory_alloc(gpu_memory(optim->gpu), start_bytes);
-        norm->sums = (double *)memory_alloc(gpu_memory(optim->gpu), ((size_t)plan->units + 1) * sizeof(double));
+        norm->sums = (double *)memory_alloc(gpu_memory(optim->gpu), sum_bytes_of(plan->units));
     }
     if (!norm || !norm->starts || !norm->sums)
         return fault("out of memory on the GPU: the gradient norm has %lld units", (long long)plan->units);
@@ -102,16 +118,20 @@ Status cuda_optim_create(CudaOptim **optim, Gpu *gpu, void *weights, uint64_t se
         .ops = {.name = "cuda",
                 .state = *optim,
                 .upload = upload,
+                .norm_bytes = norm_bytes,
                 .norm_create = norm_create,
                 .norm_destroy = norm_destroy,
                 .norm_partial = norm_partial,
-                .update = update},
+                .update = update,
+                .arrived = arrived},
         .gpu = gpu,
         .weights = (uint16_t *)weights,
         .seed = seed,
     };
     return OK;
 }
+
+void cuda_optim_set_weights(CudaOptim *optim, void *weights) { optim->weights = (uint16_t *)weights; }
 
 void cuda_optim_destroy(CudaOptim *optim) { free(optim); }
 

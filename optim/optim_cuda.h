@@ -9,9 +9,10 @@
 
 typedef struct CudaOptim CudaOptim;
 
-/* weights: bf16[elems] beside the f32 parameters, borrowed, written with every update by stochastic rounding keyed by
- * seed, step and place; NULL: there are none. */
+/* weights: bf16[elems] beside the f32 parameters, borrowed, written with every update and by adamw_params_arrived, by
+ * stochastic rounding keyed by seed, step and place; NULL: there are none. */
 Status cuda_optim_create(CudaOptim **optim, Gpu *gpu, void *weights, uint64_t seed);
+void cuda_optim_set_weights(CudaOptim *optim, void *weights);
 void cuda_optim_destroy(CudaOptim *optim); /* accepts NULL */
 const OptimOps *cuda_optim(CudaOptim *optim);
 

@@ -35,12 +35,23 @@ static __device__ int find_run(const AdamWRun *runs, int count, int64_t at) {
     return low;
 }
 
+/* The weights of four parameters at a multiple of 4. */
+static __device__ ushort4 round_four(float4 p, uint64_t seed, int64_t step, int64_t place) {
+    uint64_t noise = rounding_noise(seed, step, place / 4);
+    return {round_stochastic(p.x, noise), round_stochastic(p.y, noise >> 16), round_stochastic(p.z, noise >> 32),
+            round_stochastic(p.w, noise >> 48)};
+}
+
+static __device__ uint16_t round_one(float p, uint64_t seed, int64_t step, int64_t place) {
+    return round_stochastic(p, rounding_noise(seed, step, place / 4) >> place % 4 * 16);
+}
+
 static __device__ void update_one(const AdamWArrays &a, AdamWConstants k, float decay, int64_t at, int64_t place) {
     float p = a.params[place], m = a.m[at], v = a.v[at];
     adamw_element(k, decay, &p, &m, &v, a.grads[place]);
     a.params[place] = p, a.m[at] = m, a.v[at] = v;
     if (a.weights)
-        a.weights[place] = round_stochastic(p, rounding_noise(a.seed, a.step, place / 4) >> place % 4 * 16);
+        a.weights[place] = round_one(p, a.seed, a.step, place);
 }
 
 /* Four at once: at and place are multiples of 4. */
@@ -52,12 +63,8 @@ static __device__ void update_four(const AdamWArrays &a, AdamWConstants k, float
     adamw_element(k, decay, &p.z, &m.z, &v.z, g.z);
     adamw_element(k, decay, &p.w, &m.w, &v.w, g.w);
     *(float4 *)(a.params + place) = p, *(float4 *)(a.m + at) = m, *(float4 *)(a.v + at) = v;
-    if (!a.weights)
-        return;
-    uint64_t noise = rounding_noise(a.seed, a.step, place / 4);
-    ushort4 w = {round_stochastic(p.x, noise), round_stochastic(p.y, noise >> 16), round_stochastic(p.z, noise >> 32),
-                 round_stochastic(p.w, noise >> 48)};
-    *(ushort4 *)(a.weights + place) = w;
+    if (a.weights)
+        *(ushort4 *)(a.weights + place) = round_four(p, a.seed, a.step, place);
 }
 
 /* One update of the whole shard.
@@ -88,6 +95,25 @@ static __global__ void __launch_bounds__(ADAMW_THREADS)
                     update_one(arrays, k, decay, at, at + shift);
         }
     }
+}
+
+/* weights[start .. end - 1] of the parameters at the same places.
+ *
+ *   Launch  ADAMW_THREADS threads a block, a thread for every group of four places
+ *   Bytes   6 an element
+ *   Bound   memory
+ *
+ * `aligned`: both arrays begin on 16 bytes. */
+static __global__ void __launch_bounds__(ADAMW_THREADS)
+    round_weights_kernel(uint16_t *weights, const float *params, int64_t start, int64_t end, uint64_t seed,
+                         int64_t step, bool aligned) {
+    int64_t group = start / 4 + (int64_t)blockIdx.x * ADAMW_THREADS + threadIdx.x;
+    int64_t low = group * 4 > start ? group * 4 : start, high = group * 4 + 4 < end ? group * 4 + 4 : end;
+    if (aligned && high - low == 4)
+        *(ushort4 *)(weights + low) = round_four(*(const float4 *)(params + low), seed, step, low);
+    else
+        for (int64_t place = low; place < high; place++)
+            weights[place] = round_one(params[place], seed, step, place);
 }
 
 /* ---- the norm ---- */

@@ -23,7 +23,10 @@ static HOST_DEVICE inline void adamw_element(AdamWConstants k, float decay, floa
     *p -= fmaf(k.step_size, ratio, decay * *p);
 }
 
-/* ---- weights in bf16 beside the f32 parameters ---- */
+/* ---- weights in bf16 beside the f32 parameters ----
+ *
+ * A pure function of parameter, seed, step of the last update and place: whoever has the parameters, after an update,
+ * from another rank or from a checkpoint, has the weights as well. */
 
 enum { ROUNDING_STREAM = 1 << 30 }; /* + step: streams of base/random.h that nobody else draws from */
 

@@ -15,6 +15,28 @@ static bool chosen(const char *choices, int index, const char *name) {
 }
 
 #ifdef HAVE_CUDA
+/* Says in the header which attention runs. */
+static void use_cudnn(Device *device) {
+    const char *why = "";
+    const Gpt2Config *m = &device->model;
+    bool used_cudnn = cuda_ops_use_cudnn(device->cuda_ops, true, device->options.max_B, device->options.max_T,
+                                         m->channels, m->heads, &why);
+    snprintf(device->attention, sizeof device->attention, "%s%s", used_cudnn ? "cuDNN" : "our own: ",
+             used_cudnn ? "" : why);
+}
+
+/* Nothing on the GPU yet. */
+static Status open_ops(Device *device, const Settings *settings) {
+    CudaDtype dtype = (CudaDtype)settings->train.dtype; /* in the order of train_dtypes */
+    TRY(cuda_ops_open(&device->cuda_ops, device->gpu, dtype));
+    TRY(cuda_optim_create(&device->cuda_optim, device->gpu, NULL, (uint64_t)settings->run.seed));
+    if (dtype == CUDA_BF16)
+        use_cudnn(device);
+    device->ops = cuda_ops(device->cuda_ops);
+    device->optim = cuda_optim(device->cuda_optim);
+    return OK;
+}
+
 static Status open_gpu(Device *device, const Settings *settings, bool automatic, int local_rank) {
     const char *why;
     if (automatic && gpu_count(&why) == 0) {
@@ -28,36 +50,17 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
     device->power = gpu_power_open(gpu_pci(device->gpu));
     snprintf(device->text, sizeof device->text, "%s, %s", gpu_name(device->gpu),
              option_choice(train_dtypes, settings->train.dtype));
-    return OK;
-}
-
-/* Says in the header which attention runs. */
-static void use_cudnn(Device *device) {
-    const char *why = "";
-    const Gpt2Config *m = &device->model;
-    bool used_cudnn = cuda_ops_use_cudnn(device->cuda_ops, true, device->options.max_B, device->options.max_T,
-                                         m->channels, m->heads, &why);
-    snprintf(device->attention, sizeof device->attention, "%s%s", used_cudnn ? "cuDNN" : "our own: ",
-             used_cudnn ? "" : why);
+    return open_ops(device, settings);
 }
 
 static Status connect_gpu(Device *device, const float *params, int64_t elems) {
-    const Settings *settings = device->settings;
-    CudaDtype dtype = (CudaDtype)settings->train.dtype; /* in the order of train_dtypes */
-    TRY(cuda_ops_create(&device->cuda_ops, device->gpu, dtype, params, elems));
-    /* Shards would be rounded at random by their owners only: all ranks round what they have gathered instead. */
-    void *weights = settings->optim.zero ? NULL : cuda_ops_weights(device->cuda_ops);
-    TRY(cuda_optim_create(&device->cuda_optim, device->gpu, weights, (uint64_t)settings->run.seed));
-    if (dtype == CUDA_BF16)
-        use_cudnn(device);
-    device->ops = cuda_ops(device->cuda_ops);
-    device->optim = cuda_optim(device->cuda_optim);
+    TRY(cuda_ops_connect(device->cuda_ops, params, elems));
+    cuda_optim_set_weights(device->cuda_optim, cuda_ops_weights(device->cuda_ops));
     return OK;
 }
 
-void device_params_arrived(const Device *device, int64_t start, int64_t elems) {
-    if (device->cuda_ops)
-        cuda_ops_round_weights(device->cuda_ops, start, elems);
+size_t device_bytes(const Device *device, int64_t elems, int batch) {
+    return device->cuda_ops ? cuda_ops_bytes(device->cuda_ops, elems, batch) : 0;
 }
 
 static void close_gpu(Device *device) {
@@ -75,8 +78,9 @@ static Status connect_gpu(Device *device, const float *params, int64_t elems) {
     (void)device, (void)params, (void)elems;
     return OK;
 }
-void device_params_arrived(const Device *device, int64_t start, int64_t elems) {
-    (void)device, (void)start, (void)elems;
+size_t device_bytes(const Device *device, int64_t elems, int batch) {
+    (void)device, (void)elems, (void)batch;
+    return 0;
 }
 static void close_gpu(Device *device) { (void)device; }
 #endif

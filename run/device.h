@@ -15,8 +15,8 @@ typedef enum DeviceKind { DEVICE_CPU, DEVICE_CUDA, DEVICE_REPLAY } DeviceKind;
 typedef struct Device {
     DeviceKind kind;
     char text[512];          /* for the header: which, and for run.device=auto why not a GPU */
-    char attention[256];     /* after device_connect: whose attention runs, "" where there is no choice */
-    const Ops *ops;          /* for gpt2_create, after device_connect */
+    char attention[256];     /* whose attention runs, "" where there is no choice */
+    const Ops *ops;          /* before device_connect for sizes only, after it for gpt2_create */
     const OptimOps *optim;   /* for adamw_create and norm_plan_create, after device_connect */
     const Allocator *memory; /* for its activations and all that it updates */
     bool computes;           /* false: replay. There is nothing to update, sample or save */
@@ -41,12 +41,10 @@ typedef struct Device {
 Status device_open(Device *device, const Settings *settings, const Gpt2Config *model, const Gpt2Options *options,
                    int rank, int local_rank);
 
-/* params f32[elems], in the device's memory, is what the model will work on. */
+/* params f32[elems], in the device's memory, is what the model will work on. Allocates device_bytes of its memory, with
+ * the settings' batch: what operations need beside their arguments. */
 Status device_connect(Device *device, const float *params, int64_t elems);
-
-/* These parameters were filled from outside, not by an update: whatever the device keeps of them follows. Where they are
- * sharded that is so for all of them in each step. */
-void device_params_arrived(const Device *device, int64_t start, int64_t elems);
+size_t device_bytes(const Device *device, int64_t elems, int batch);
 
 void device_close(Device *device); /* accepts a zeroed one */
 

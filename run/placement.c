@@ -45,13 +45,11 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
     return OK;
 }
 
-Status placement_memory(Comm *comm, double bytes_per_rank, bool recompute) {
+Status placement_memory(Comm *comm, double bytes_per_rank, const char *advice) {
     int ranks = comm_machine_ranks(comm);
     double needed = bytes_per_rank * ranks, available = (double)machine_memory_available();
     if (needed > available)
-        return bad_input("the run needs %.2f GB of memory for %d rank%s on this machine, %.2f GB are free; lower "
-                         "train.batch or train.seq_len%s", 1e-9 * needed,
-                         ranks, ranks > 1 ? "s" : "", 1e-9 * available,
-                         recompute ? "" : ", or set train.recompute=yes");
+        return bad_input("the run needs %.2f GB of memory for %d rank%s on this machine, %.2f GB are free; %s",
+                         1e-9 * needed, ranks, ranks > 1 ? "s" : "", 1e-9 * available, advice);
     return OK;
 }

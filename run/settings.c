@@ -19,6 +19,7 @@
 #define COUNT(table) (int)(sizeof table / sizeof *table)
 
 const char run_devices[] = "auto|cpu|cuda|replay", train_dtypes[] = "f32|tf32|bf16";
+const char train_recomputations[] = "no|gelu|norms|layers";
 
 static const Option run_options[] = {
     CHOICE(RunSettings, device, run_devices, "auto", "auto: a GPU where there is one, else cpu; replay: see [replay]"),
@@ -54,7 +55,8 @@ static const Option train_options[] = {
     STRING(TrainSettings, sample_prompt, "", "text it starts from; empty: end of text"),
     INT(TrainSettings, save_every, 0, 1e12, "0", "checkpoint every so many steps; 0: only the model, at the end"),
     INT(TrainSettings, keep, 1, 1e6, "2", "checkpoints kept; older ones are removed"),
-    BOOL(TrainSettings, recompute, "no", "recompute activations in backward: less memory, a third more time"),
+    CHOICE(TrainSettings, recompute, train_recomputations, "no", "activations that backward computes again to save memory: "
+           "gelu, norms (and GELU), layers (all, a third more time)"),
     CHOICE(TrainSettings, dtype, train_dtypes, "f32", "of activations and products; tf32, bf16: on a GPU"),
 };
 static const Option log_options[] = {

@@ -11,7 +11,7 @@
 
 enum { SETTINGS_SECTIONS = 9 };
 
-extern const char run_devices[], train_dtypes[]; /* alternatives of run.device and train.dtype */
+extern const char run_devices[], train_dtypes[], train_recomputations[]; /* alternatives of run.device, train.* */
 
 typedef struct RunSettings {
     int device; /* index into run_devices */
@@ -35,7 +35,7 @@ typedef struct TrainSettings {
     int64_t batch, seq_len, global_batch, steps, val_every, val_batches;
     int64_t sample_every, sample_tokens, save_every, keep;
     char sample_prompt[OPTION_TEXT];
-    bool recompute;
+    int recompute; /* Recompute, in the order of train_recomputations */
     int dtype; /* index into train_dtypes */
 } TrainSettings;
 

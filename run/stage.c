@@ -6,7 +6,7 @@ static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
 
 Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamTable *table, float *host_params,
                     float *host_grads) {
-    *stage = (Stage){.device = device, .params = host_params, .grads = host_grads, .gpu = device->gpu,
+    *stage = (Stage){.params = host_params, .grads = host_grads, .gpu = device->gpu,
                      .memory = device->memory, .table = table, .host_params = host_params,
                      .host_grads = host_grads,
                      .copies = device->gpu && comm_ranks(comm) > 1 && !comm_on_gpu(comm)};
@@ -33,8 +33,9 @@ void stage_destroy(Stage *stage) {
     memory_free(stage->memory, stage->params);
 }
 
-Status stage_connect(Stage *stage, Sync *sync, bool sharded, int64_t rows_elems) {
+Status stage_connect(Stage *stage, Sync *sync, const AdamW *adamw, bool sharded, int64_t rows_elems) {
     stage->sync = sync;
+    stage->adamw = adamw;
     stage->sharded = sharded;
     stage->rows_elems = stage->copies ? rows_elems : 0;
     if (stage->rows_elems == 0)
@@ -85,26 +86,28 @@ void stage_means_in(Stage *stage, const Shard *shard) {
 
 /* ---- parameters ---- */
 
-static void params_in(Stage *stage, int64_t start, int64_t elems) {
-    gpu_copy_in(stage->gpu, stage->params + start, stage->host_params + start, bytes_of(elems));
+static void params_in(Stage *stage, Slice slice) {
+    gpu_copy_in(stage->gpu, stage->params + slice.start, stage->host_params + slice.start, bytes_of(slice.elems));
+    adamw_params_arrived(stage->adamw, stage->params, slice);
+}
+
+static Slice slice_of(const Stage *stage, int gradient) {
+    const Gradient *g = &stage->table->gradients[gradient];
+    return (Slice){g->offset, g->elems};
 }
 
 void stage_need(void *user, int gradient) {
     Stage *stage = user;
     sync_need(stage->sync, gradient);
-    const Gradient *g = &stage->table->gradients[gradient];
     if (stage->copies && stage->sharded)
-        params_in(stage, g->offset, g->elems);
-    if (stage->gpu && stage->sharded)
-        device_params_arrived(stage->device, g->offset, g->elems);
+        params_in(stage, slice_of(stage, gradient));
+    else if (stage->gpu && stage->sharded)
+        adamw_params_arrived(stage->adamw, stage->params, slice_of(stage, gradient));
 }
 
 void stage_forward_end(Stage *stage) {
-    const Gradient *embedding = &stage->table->gradients[0];
-    if (stage->rows && stage->sharded) {
-        params_in(stage, embedding->offset, embedding->elems);
-        device_params_arrived(stage->device, embedding->offset, embedding->elems);
-    }
+    if (stage->rows && stage->sharded)
+        params_in(stage, slice_of(stage, 0)); /* the embedding, where it is split */
 }
 
 static void params_out(Stage *stage, Slice slice) {
@@ -130,7 +133,7 @@ Status stage_params_whole(Stage *stage) {
 Status stage_params_in(Stage *stage) {
     if (!stage->gpu)
         return OK;
-    params_in(stage, 0, stage->table->elems);
+    params_in(stage, (Slice){0, stage->table->elems});
     return gpu_finish(stage->gpu);
 }
 

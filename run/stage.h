@@ -18,7 +18,7 @@ typedef struct Stage {
     /* set once */
     float *params, *grads; /* f32[table->elems], the model's */
     /* private */
-    const Device *device;
+    const AdamW *adamw;
     Gpu *gpu; /* NULL: the host's arrays are the model's */
     const Allocator *memory;
     const ParamTable *table;
@@ -35,8 +35,9 @@ Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamT
                     float *host_grads);
 void stage_destroy(Stage *stage); /* accepts a zeroed one */
 
-/* The sync is there. rows_elems: the most that sync_lookup's rows can hold, half of the vocabulary's; 0 without. */
-Status stage_connect(Stage *stage, Sync *sync, bool sharded, int64_t rows_elems);
+/* The sync is there. adamw, not yet made, is who updates the parameters. rows_elems: the most that sync_lookup's rows can
+ * hold, half of the vocabulary's; 0 without. */
+Status stage_connect(Stage *stage, Sync *sync, const AdamW *adamw, bool sharded, int64_t rows_elems);
 
 void stage_ready(void *stage, int gradient); /* a ReadyFn: sync_mark_ready, once the gradient has arrived */
 void stage_need(void *stage, int gradient);  /* a NeedFn: sync_need, and the parameters are on their way */
@@ -59,7 +60,7 @@ Status stage_shard_out(Stage *stage, const Shard *shard);
 /* The sync has gathered all parameters, or every rank has them: both arrays hold them when it returns. */
 Status stage_params_whole(Stage *stage);
 
-/* host_params were filled. */
+/* host_params were filled, and adamw's step set. */
 Status stage_params_in(Stage *stage);
 
 /* AdamW's moments on the host, for a checkpoint: `host` becomes a copy of adamw (of adamw itself on the cpu), to be

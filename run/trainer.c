@@ -4,6 +4,7 @@
 #include "base/machine.h"
 #include "model/checkpoint.h"
 #include "run/interrupt.h"
+#include "run/memory.h"
 #include "run/placement.h"
 #include "run/resume.h"
 #include "run/snapshot.h"
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RUNTIME_BYTES = 256 << 20, TRACE_EVENTS = 20000 }; /* buffers of BLAS and MPI, the program itself */
+enum { TRACE_EVENTS = 20000 };
 
 /* ---- checking ---- */
 
@@ -22,7 +23,11 @@ static bool splits_embedding(const Trainer *t) {
     return t->settings->comm.split_embedding && t->ranks > 1 && !comm_on_gpu(t->comm);
 }
 
-static Gpt2Options model_options(const Trainer *t) {
+int64_t trainer_lookup_elems(const Trainer *t) {
+    return splits_embedding(t) ? (int64_t)(t->model_config.vocab / 2) * t->model_config.channels : 0;
+}
+
+Gpt2Options trainer_model_options(const Trainer *t) {
     return (Gpt2Options){.max_B = (int)t->settings->train.batch, .max_T = (int)t->settings->train.seq_len,
                          .train = true, .recompute = t->settings->train.recompute};
 }
@@ -45,46 +50,11 @@ static Status check_input(Trainer *t) {
     if (t->tokenizer && tokenizer_vocab(t->tokenizer) != t->model_config.vocab)
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
-    Gpt2Options options = model_options(t);
+    Gpt2Options options = trainer_model_options(t);
     TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_local_rank(t->comm)));
     if (!t->device.computes && s->run.resume)
         return config_error(s->config, "run.resume", "the replay device has nothing to resume");
     return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
-}
-
-static double gb(double bytes) { return 1e-9 * bytes; }
-
-/* On the GPU parameters, gradients and moments, on the host the first two, where ranks talk. Activations are those of
- * the cpu, at most: in half the bytes where they are bf16. */
-static Status check_gpu_memory(Trainer *t, double params, double activations) {
-    const Settings *s = t->settings;
-    bool half = strcmp(option_choice(train_dtypes, s->train.dtype), "bf16") == 0;
-    double moments = 2 * params / (s->optim.zero ? t->ranks : 1), weights = half ? params / 2 : 0;
-    activations = half ? activations / 2 : activations;
-    double bytes = 2 * params + moments + weights + activations + RUNTIME_BYTES;
-    double available = (double)gpu_memory_free_bytes(t->device.gpu);
-    if (t->rank == 0)
-        log_fact(t->log, "memory", "%.2f GB on the GPU of each rank: parameters %.2f, gradients %.2f, moments %.2f, "
-                 "activations %.2f", gb(bytes), gb(params + weights), gb(params), gb(moments), gb(activations));
-    if (bytes > available)
-        return bad_input("the run needs %.2f GB of the GPU's memory, %.2f GB are free; lower train.batch or "
-                         "train.seq_len%s", gb(bytes), gb(available),
-                         s->train.recompute ? "" : ", or set train.recompute=yes");
-    return placement_memory(t->comm, 2 * params + RUNTIME_BYTES, s->train.recompute);
-}
-
-static Status check_memory(Trainer *t) {
-    Gpt2Options options = model_options(t);
-    double params = 4.0 * (double)t->table.elems;
-    double activations = t->device.computes ? (double)gpt2_activation_bytes(&t->model_config, &options) : 0;
-    if (t->device.gpu)
-        return check_gpu_memory(t, params, activations);
-    double moments = t->device.computes ? 2 * params / (t->settings->optim.zero ? t->ranks : 1) : 0;
-    double bytes = 2 * params + moments + activations + RUNTIME_BYTES;
-    if (t->rank == 0)
-        log_fact(t->log, "memory", "%.2f GB per rank: parameters %.2f, gradients %.2f, moments %.2f, activations %.2f, "
-                 "runtime %.2f", gb(bytes), gb(params), gb(params), gb(moments), gb(activations), gb(RUNTIME_BYTES));
-    return placement_memory(t->comm, bytes, t->settings->train.recompute);
 }
 
 static Status print_header(Trainer *t) {
@@ -105,7 +75,7 @@ static Status print_header(Trainer *t) {
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
-    return comm_agree(t->comm, check_memory(t));
+    return comm_agree(t->comm, memory_check(t));
 }
 
 Status trainer_check(Trainer *t) {
@@ -123,7 +93,7 @@ Status trainer_check(Trainer *t) {
 
 static Status allocate(Trainer *t) {
     const Settings *s = t->settings;
-    Gpt2Options options = model_options(t);
+    Gpt2Options options = trainer_model_options(t);
     size_t bytes = (size_t)t->table.elems * sizeof(float), tokens = (size_t)(s->train.batch * s->train.seq_len);
     tokens *= (size_t)t->micro_steps;
     t->params = memory_alloc(s->optim.zero ? comm_memory(t->comm) : &host_memory, bytes);
@@ -131,27 +101,38 @@ static Status allocate(Trainer *t) {
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || !t->grads || !t->inputs || !t->targets)
-        return fault("out of memory: %.2f GB of parameters and gradients, %.2f GB of a step's tokens "
-                     "(train.global_batch)", gb(2.0 * (double)bytes), gb(2.0 * sizeof(int) * (double)tokens));
+        return fault("out of memory: parameters and gradients take %.2f GB, a step's tokens (train.global_batch) "
+                     "%.2f GB", 2e-9 * (double)bytes, 2e-9 * (double)(tokens * sizeof(int)));
     TRY(stage_create(&t->stage, &t->device, t->comm, &t->table, t->params, t->grads));
     TRY(device_connect(&t->device, t->stage.params, t->table.elems));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
                        t->device.ops, t->device.memory);
 }
 
-static Status synchronise(Trainer *t) {
+SyncSetup trainer_sync_setup(const Trainer *t) {
     const Settings *s = t->settings;
-    bool on_gpu = comm_on_gpu(t->comm), splits = splits_embedding(t);
-    SyncSetup setup = {.table = &t->table, .grads = on_gpu ? t->stage.grads : t->grads, .sharded = s->optim.zero,
-                       .params = on_gpu ? t->stage.params : t->params, .vocab = splits ? t->model_config.vocab : 0,
+    bool on_gpu = comm_on_gpu(t->comm);
+    return (SyncSetup){.table = &t->table, .grads = on_gpu ? t->stage.grads : t->grads, .sharded = s->optim.zero,
+                       .params = on_gpu ? t->stage.params : t->params,
+                       .vocab = splits_embedding(t) ? t->model_config.vocab : 0,
                        .channels = t->model_config.channels,
                        .tokens = t->micro_steps * s->train.batch * s->train.seq_len};
-    TRY(sync_create(&t->sync, t->comm, &s->comm, &setup));
-    TRY(stage_connect(&t->stage, t->sync, s->optim.zero, (int64_t)(setup.vocab / 2) * setup.channels));
-    gpt2_on_need(t->model, stage_need, &t->stage);
+}
+
+/* What needs the sync. */
+static Status allocate_rest(Trainer *t) {
+    TRY(stage_connect(&t->stage, t->sync, &t->adamw, t->settings->optim.zero, trainer_lookup_elems(t)));
     if (t->device.computes)
         TRY(adamw_create(&t->adamw, &t->table, sync_shard(t->sync, t->rank), t->device.memory, t->device.optim));
     return shard_norm_create(&t->norm, t->comm, t->sync, &t->table, t->device.optim);
+}
+
+static Status synchronise(Trainer *t) {
+    SyncSetup setup = trainer_sync_setup(t);
+    TRY(sync_create(&t->sync, t->comm, &t->settings->comm, &setup));
+    TRY(comm_agree(t->comm, memory_explain(t, allocate_rest(t), 0)));
+    gpt2_on_need(t->model, stage_need, &t->stage);
+    return OK;
 }
 
 static Snapshot snapshot_of(Trainer *t) {
@@ -195,9 +176,7 @@ static Status initialise(Trainer *t) {
     TRY(comm_broadcast(t->comm, &newest, sizeof newest, 0));
     TRY(newest >= 0 ? resume(t, newest)
                     : comm_broadcast(t->comm, t->params, (size_t)t->table.elems * sizeof(float), 0));
-    TRY(stage_params_in(&t->stage));
-    device_params_arrived(&t->device, 0, t->table.elems);
-    return OK;
+    return stage_params_in(&t->stage);
 }
 
 static Status open_log(Trainer *t) {
@@ -225,7 +204,7 @@ static Status open_log(Trainer *t) {
 Status trainer_build(Trainer *t) {
     const Settings *s = t->settings;
     TRY(comm_agree(t->comm, t->rank == 0 ? snapshot_open_folder(s->run.out, s->run.resume) : OK));
-    TRY(comm_agree(t->comm, allocate(t)));
+    TRY(comm_agree(t->comm, memory_explain(t, allocate(t), t->memory.moments)));
     TRY(synchronise(t));
     TRY(initialise(t));
     TRY(comm_agree(t->comm, open_log(t)));
@@ -269,7 +248,7 @@ static Status finish(Trainer *t) {
     double watts = gpu_power_watts(t->device.power);
     if (isfinite(watts))
         log_fact(t->log, "power", "%.0f W on average since the start, rank 0's GPU", watts);
-    log_fact(t->log, "memory", "%.2f GB at most, rank 0", gb((double)machine_peak_rss()));
+    log_fact(t->log, "memory", "%.2f GB at most, rank 0", 1e-9 * (double)machine_peak_rss());
     if (t->device.computes)
         log_fact(t->log, "model", "%s; try: build/generate %s \"Once upon a time\"", path, path);
     return OK;

@@ -15,6 +15,7 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "run/device.h"
+#include "run/memory.h"
 #include "run/settings.h"
 #include "run/shard.h"
 #include "run/stage.h"
@@ -32,6 +33,7 @@ typedef struct Trainer {
     float *params, *grads; /* f32[table.elems], where comm sees them */
     int *inputs, *targets; /* i32[batch * seq_len], one micro-batch */
     Device device;
+    RunMemory memory; /* what trainer_build will allocate */
     Stage stage; /* where the model sees them */
     Gpt2 *model;
     AdamW adamw;
@@ -41,6 +43,11 @@ typedef struct Trainer {
     Trace *trace;                    /* NULL without log.trace */
     int64_t step, position, skipped; /* done so far; position is the next sequence's */
 } Trainer;
+
+/* What the model is made with, the sync, and the most elements that the lookup's rows hold where the embedding is split. */
+Gpt2Options trainer_model_options(const Trainer *t);
+SyncSetup trainer_sync_setup(const Trainer *t);
+int64_t trainer_lookup_elems(const Trainer *t);
 
 /* Before anything large is allocated or any file is written. *t has settings, comm, rank and ranks, the rest is 0. */
 Status trainer_check(Trainer *t);

@@ -365,6 +365,7 @@ enum { CASE_ELEMS = 100003, CASE_LARGE = 500009, CASE_PLACE_RANKS_MAX = 4 };
 enum { CASE_ELEMS = 150001, CASE_LARGE = 1000003, CASE_PLACE_RANKS_MAX = CASE_RANKS_MAX };
 #endif
 
+/* Trap: size not divisible by world or group (DeepSpeed PR#5056, Megatron#561). */
 static inline Status case_sizes(const Arena *arena, int which) {
     const int64_t n = arena->group.size;
 #ifdef FEWER_CASES

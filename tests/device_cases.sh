@@ -1,22 +1,5 @@
-# What the tests of run.device share; they source it. Needs $work, a folder.
-failures=0
-fail() { echo "FAIL: $*"; failures=1; }
-
-"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t tests/data/emma.txt >/dev/null || fail prepare
-cat >"$work/t.cfg" <<CFG
-[model]
-layers = 1
-heads = 2
-channels = 16
-context = 32
-vocab = 257
-[data]
-train = $work/t_train_*.bin
-tokenizer = none
-[train]
-seq_len = 32
-batch = 1
-CFG
+# What the tests of run.device share; they source it behind script.sh.
+tiny model.layers=1 model.channels=16 model.context=32 data.tokenizer=none train.seq_len=32 train.batch=1
 
 # expect EXIT REGEX ARGS...: ./train --plan ARGS ends so, and a line of what it prints matches
 expect() {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs every test program in $BUILD/tests and every tests/test_*.sh, with the include rules first; closes with
 # "N passed, N failed". A failing test's output is shown whole. Arguments: names of tests, default all.
-# test_cuda_* of $BUILD use a GPU where there is one; those of $EMULATED, another build folder, run on the CPU.
+# test_cuda_* of $BUILD use a GPU where there is one; those of $EMULATED, a build folder, run on the CPU.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 export BUILD=${BUILD:-build} MPI=${MPI:-1} TRAIN=${TRAIN:-./train} EMULATED=${EMULATED:-}
@@ -30,6 +30,7 @@ export CUDART_DEVICES=0 # the emulated GPU is for its own tests
 for source in tests/test_*.c; do
     name=$(basename "$source" .c)
     [[ $name == test_cuda_* ]] && devices=1 || devices=0
+    [ $devices = 1 ] && [ "$EMULATED" = "$BUILD" ] && continue
     wanted "$name" "$@" && [ -x "$BUILD/tests/$name" ] && CUDART_DEVICES=$devices run "$name" "$BUILD/tests/$name"
 done
 for script in tests/test_*.sh; do
@@ -45,7 +46,8 @@ for test in tests/test_cuda_*; do
     if [ "$EMULATED" = none ]; then
         run "$name, emulated" echo 'skipped: no CUDA headers'
     else
-        CUDART_DEVICES=1 BUILD=$EMULATED TRAIN=./$EMULATED/train run "$name, emulated" "$program"
+        [ "$EMULATED" = "$BUILD" ] || TRAIN=./$EMULATED/train
+        CUDART_DEVICES=1 BUILD=$EMULATED run "$name, emulated" "$program"
     fi
 done
 for name in "$@"; do

@@ -1,6 +1,6 @@
 /* base: files that are complete or absent, folders, the parameter table, counter-based random numbers. */
 #define _DEFAULT_SOURCE
-#include "tests/check.h"
+#include "tests/folder.h"
 
 #include "base/file.h"
 #include "base/machine.h"
@@ -8,42 +8,18 @@
 #include "base/param.h"
 #include "base/random.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
-
-static char folder[64];
-
-static const char *path_of(const char *name) {
-    static char path[256];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
-}
-
-static int make_folder(void **state) {
-    (void)state;
-    snprintf(folder, sizeof folder, "/tmp/tandem_base_XXXXXX");
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
-}
 
 static void write_file(const char *name, const char *text) {
     AtomicFile file;
-    assert_ok(atomic_open(&file, path_of(name)));
+    assert_ok(atomic_open(&file, in_folder(name)));
     fputs(text, file.stream);
     assert_ok(atomic_commit(&file));
 }
 
 static void assert_content(const char *name, const char *text) {
     FileMap map;
-    assert_ok(file_map(&map, path_of(name)));
+    assert_ok(file_map(&map, in_folder(name)));
     assert_int_equal(map.size, strlen(text));
     assert_memory_equal(map.bytes, text, map.size);
     file_unmap(&map);
@@ -53,7 +29,7 @@ static void test_atomic_replace(void **state) {
     (void)state;
     write_file("a", "old");
     AtomicFile file;
-    assert_ok(atomic_open(&file, path_of("a")));
+    assert_ok(atomic_open(&file, in_folder("a")));
     fputs("new, half writ", file.stream);
     fflush(file.stream);
     assert_content("a", "old");
@@ -68,7 +44,7 @@ static void test_atomic_full_disk(void **state) {
     (void)state;
     AtomicFile file;
     write_file("full", "good");
-    assert_ok(atomic_open(&file, path_of("full")));
+    assert_ok(atomic_open(&file, in_folder("full")));
     FILE *temporary = file.stream;
     file.stream = fopen("/dev/full", "wb"); /* every write fails with "no space left" */
     assert_non_null(file.stream);
@@ -83,27 +59,27 @@ static void test_atomic_full_disk(void **state) {
 static void test_map_refusals(void **state) {
     (void)state;
     FileMap map;
-    assert_refused(file_map(&map, path_of("missing")), "missing: cannot open: No such file");
+    assert_refused(file_map(&map, in_folder("missing")), "missing: cannot open: No such file");
     assert_refused(file_map(&map, folder), "expected a regular file");
     write_file("empty", "");
-    assert_refused(file_map(&map, path_of("empty")), "is empty");
-    assert_int_equal(mkfifo(path_of("pipe"), 0600), 0);
+    assert_refused(file_map(&map, in_folder("empty")), "is empty");
+    assert_int_equal(mkfifo(in_folder("pipe"), 0600), 0);
     alarm(10); /* waiting for a writer would be for ever */
-    assert_refused(file_map(&map, path_of("pipe")), "pipe: expected a regular file");
+    assert_refused(file_map(&map, in_folder("pipe")), "pipe: expected a regular file");
     alarm(0);
     file_unmap(&map);
 }
 
 static void test_folders(void **state) {
     (void)state;
-    assert_ok(folder_check_writable(path_of("x/y/z")));
-    assert_int_equal(access(path_of("x"), F_OK), -1);
-    assert_ok(folder_create(path_of("x/y/z")));
-    assert_ok(folder_create(path_of("x/y/z")));
+    assert_ok(folder_check_writable(in_folder("x/y/z")));
+    assert_int_equal(access(in_folder("x"), F_OK), -1);
+    assert_ok(folder_create(in_folder("x/y/z")));
+    assert_ok(folder_create(in_folder("x/y/z")));
     write_file("x/file", "1");
-    assert_refused(folder_create(path_of("x/file/z")), "x/file");
-    assert_refused(folder_check_writable(path_of("x/file/z")), "is a file");
-    assert_refused(folder_create(path_of("x/file")), "expected a folder");
+    assert_refused(folder_create(in_folder("x/file/z")), "x/file");
+    assert_refused(folder_check_writable(in_folder("x/file/z")), "is a file");
+    assert_refused(folder_create(in_folder("x/file")), "expected a folder");
     assert_refused(folder_check_writable("/proc/1/nowhere"), "/proc/1/nowhere: folder is not writable");
 }
 
@@ -173,5 +149,5 @@ static const struct CMUnitTest tests[] = {
 int main(int argc, char **argv) {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, make_folder, remove_folder) ? 1 : 0;
+    return cmocka_run_group_tests(tests, set_up, tear_down) ? 1 : 0;
 }

@@ -2,18 +2,11 @@
 # bench/cluster: training on two emulated nodes gives the bits of one node with the same grouping; exit codes pass
 # through; one line for what is refused; nothing is left after success, failure, SIGTERM and kill -9; a link that is cut
 # for a second only delays the run. Called by `make test` with BUILD, TRAIN and MPI set.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train}
-skip() { echo "test_cluster.sh: skipped: $1"; exit 0; }
-[ "${MPI:-1}" = 1 ] || skip "built without MPI"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/script.sh"
+needs_mpi
+command -v pgrep >/dev/null || skip 'there is no pgrep'
 # A cluster can be built here, or it says why not
 bench/cluster --nodes 1 --ranks-per-node 1 --plain -- true 2>"$work/reason" || skip "$(tail -1 "$work/reason")"
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
 
 mark=tandem_cluster_$$ # in the command line of every process that must be gone
 network() { ip -oneline link 2>/dev/null | cut -d: -f2 | sort; mount | grep -c nsfs; }
@@ -28,10 +21,7 @@ nothing_left() {
 }
 
 echo "- two nodes against one with the same grouping"
-cp tests/data/emma.txt "$work/text.txt"
-"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t "$work/text.txt" >/dev/null || fail prepare
-printf '%s\n' '[run]' 'threads = 1' '[model]' 'layers = 2' 'heads = 2' 'channels = 32' 'context = 32' 'vocab = 257' \
-    '[data]' "train = $work/t_train_*.bin" 'tokenizer = bytes' '[train]' 'seq_len = 32' 'batch = 2' 'steps = 6' >"$work/t.cfg"
+tiny model.context=32 train.seq_len=32 train.batch=2 train.steps=6 comm.calibrate=yes
 shape="$work/t.cfg comm.algorithm=hierarchical comm.bucket_bytes=20K comm.verify_every=1"
 # shellcheck disable=SC2086
 mpirun --oversubscribe -n 4 "$TRAIN" $shape comm.ranks_per_node=2 run.out="$work/one" >"$work/log" 2>&1 ||
@@ -103,5 +93,4 @@ grep -q 'node1 is cut off' "$work/err" && grep -q 'node1 is back' "$work/err" &&
     fail "cut: $(cat "$work/err" "$work/out")"
 nothing_left cut
 
-[ $failures = 0 ] && echo "all passed"
-exit $((failures > 0))
+finish

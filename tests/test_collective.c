@@ -309,8 +309,31 @@ static void test_predictions(void **state) {
             const char *name = case_collectives[which].name;
             double none_s = predict_s(name, &places[i], 0, &costs), some_s = predict_s(name, &places[i], 1000, &costs);
             double many_s = predict_s(name, &places[i], ELEMS, &costs);
-            assert_true(places[i].ranks == 1 ? many_s == 0 : none_s >= 0 && none_s < some_s && some_s < many_s);
+            if (collective_find(name)->timed && places[i].ranks > 1)
+                assert_true(isnan(none_s) && isnan(some_s) && isnan(many_s));
+            else
+                assert_true(places[i].ranks == 1 ? many_s == 0 : none_s >= 0 && none_s < some_s && some_s < many_s);
         }
+}
+
+/* Of a collective that was timed: lines through the nearest sizes. */
+static void test_predicted_from_times(void **state) {
+    (void)state;
+    LinkCosts costs = {.timed_count = 1, .timed_bytes = {4000, 8000, 16000, 32000}, .timed_s = {1, 2, 6, 5}};
+    const struct {
+        int count;
+        int64_t elems;
+        double expected_s;
+    } cases[] = {{1, 0, 1},    {1, 5000, 1},    {2, 0, 1},     {2, 1000, 1},  {2, 1500, 1.5}, {2, 2000, 2},
+                 {2, 3000, 3}, {3, 1500, 1.5},  {3, 3000, 4},  {3, 4000, 6},  {3, 6000, 10},
+                 {4, 4000, 6}, {4, 6000, 5.5},  {4, 8000, 5},  {4, 80000, 5}}; /* but never less for ever more */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        costs.timed_count = cases[i].count;
+        for (int which = 0; which < 2; which++)
+            assert_close(predict_s(which ? "native" : "iallreduce", place_named("2 nodes of 4"), cases[i].elems, &costs),
+                         cases[i].expected_s, 1e-12);
+    }
+    assert_true(predict_s("native", place_named("1 node of 1"), 1000, &costs) == 0);
 }
 
 /* More ranks on a node than cores: their work takes turns, the last one's in part alone; one rank's does not. */
@@ -407,6 +430,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_large),      cmocka_unit_test(test_slow_links),
     cmocka_unit_test(test_subgroups),      cmocka_unit_test(test_bytes),
     cmocka_unit_test(test_predicted_cores), cmocka_unit_test(test_predicted_codec),
+    cmocka_unit_test(test_predicted_from_times),
     cmocka_unit_test(test_topology),       cmocka_unit_test(test_scratch_is_bounded),
     cmocka_unit_test(test_predictions),    cmocka_unit_test(test_chunks),
     cmocka_unit_test(test_names),          cmocka_unit_test(test_native_is_refused),

@@ -129,6 +129,32 @@ static void test_sync(void **state) {
         }
 }
 
+/* Trap: two communicators used in different orders (nccl#195, #592). All that a rank sends leaves from one ordered queue;
+ * a rank whose calls come in another order is told so, by the labels, where it would hang or take one for the other. */
+static Status other_order(Comm *comm, void *user) {
+    (void)user;
+    ParamTable table;
+    Sync *sync = NULL;
+    double sum = 1;
+    case_table(&table);
+    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
+    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
+    for (int turn = 0; turn < 2 && status == OK; turn++)
+        status = (turn == 0) == (comm_rank(comm) == 1) ? comm_reduce(comm, &sum, 1, COMM_SUM)
+                                                       : case_sync_steps(comm, sync, &table, grads);
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+static void test_other_order(void **state) {
+    (void)state;
+    assert_int_equal(run(3, other_order, NULL), FAULT);
+    if (!strstr(error_line(), " sent ") || !strstr(error_line(), "expected"))
+        fail_msg("found '%s'", error_line());
+}
+
 /* Every gradient marked by one of two threads. */
 static void *mark_odd(void *sync) {
     sync_mark_ready(sync, 1);
@@ -382,6 +408,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_ranks_per_node),
     cmocka_unit_test(test_nodes_split),
     cmocka_unit_test(test_sync),
+    cmocka_unit_test(test_other_order),
     cmocka_unit_test(test_two_threads_mark),
     cmocka_unit_test(test_native_refused_on_loop),
     cmocka_unit_test(test_every_choice_is_a_collective),

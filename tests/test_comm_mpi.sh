@@ -1,45 +1,18 @@
-#!/bin/sh
+#!/bin/bash
 # comm under mpirun: the cases of test_comm_mpi on 1 to 4 processes, then everything that may go wrong.
 # Called by `make test` with BUILD and MPI set.
-set -u
-program=${BUILD:-build}/tests/test_comm_mpi
-if [ "${MPI:-1}" = 0 ]; then
-    echo "test_comm_mpi.sh: skipped: built without MPI"
-    exit 0
-fi
-[ -x "$program" ] || { echo "test_comm_mpi.sh: $program is missing"; exit 1; }
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # Open MPI refuses root without them
-export OMPI_MCA_rmaps_base_oversubscribe=1
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-failures=0
-
-fail() {
-    echo "test_comm_mpi.sh: $1"
-    sed 's/^/    /' "$folder/output"
-    failures=$((failures + 1))
-}
-
-# start RANKS ARGUMENTS...: runs them, at most a minute; sets code
-start() {
-    ranks=$1
-    shift
-    timeout 60 mpirun --oversubscribe -n "$ranks" "$program" "$@" >"$folder/output" 2>&1
-    code=$?
-}
+. "$(dirname "$0")/script.sh"
+. tests/mpi_cases.sh
+program=$BUILD/tests/test_comm_mpi
 
 # expect CODE LINE WHAT: that exit code, and the program's only line
 expect() {
-    [ "$code" = "$1" ] || fail "$3: exit code $code, expected $1"
-    [ "$(grep -c '^test_comm_mpi: ' "$folder/output")" = 1 ] || fail "$3: expected one line of the program"
-    grep -qx "test_comm_mpi: $2" "$folder/output" || fail "$3: expected the line '$2'"
+    [ "$code" = "$1" ] && [ "$(grep -c '^test_comm_mpi: ' "$work/output")" = 1 ] &&
+        grep -qx "test_comm_mpi: $2" "$work/output" ||
+        fail "$3: exit code $code, expected $1 and the line '$2'" "$work/output"
 }
 
-for ranks in 1 2 3 4; do
-    start "$ranks" cases
-    [ "$code" = 0 ] && grep -qx "$ranks ranks on mpi: all cases passed" "$folder/output" || fail "cases on $ranks ranks"
-done
-
+every_case
 start 3 config 1
 expect 2 'rank 1: x.cfg:3: comm.ranks: no such key' 'one rank cannot read its config'
 start 2 loop
@@ -56,44 +29,22 @@ start 4 stuck_mpi 3
 expect 1 'rank 0: no answer from rank 3 for 1 s (comm.timeout_s)' "one rank is stuck, the others in MPI's all-reduce"
 
 # kill -9 in the middle of an all-reduce: nobody stays behind
-mpirun --oversubscribe -n 3 "$program" forever "$folder" >"$folder/output" 2>&1 &
-launcher=$!
-tries=0
-while [ "$(cat "$folder"/?.pid 2>/dev/null | wc -l)" != 3 ] && [ $tries -lt 300 ]; do
-    sleep 0.1
-    tries=$((tries + 1))
-done
-if [ -s "$folder/1.pid" ]; then kill -9 "$(cat "$folder/1.pid")"; else kill $launcher; fi
-wait $launcher
-code=$?
-[ "$code" != 0 ] || fail "a killed rank: exit code 0"
+killed 3 forever
 expect "$code" 'rank 1 (process [0-9]* on .*) ended unexpectedly; the run stops' 'a killed rank'
-for rank in 0 2; do
-    tries=0 # they are gone already, but may take a moment to leave the process table
-    while kill -0 "$(cat "$folder/$rank.pid")" 2>/dev/null && [ $tries -lt 100 ]; do
-        sleep 0.1
-        tries=$((tries + 1))
-    done
-    [ $tries -lt 100 ] || fail "rank $rank lives on after rank 1 was killed"
-done
 
 # A rank is stopped before MPI has started; the alarm comes early.
-rm -f "$folder"/?.pid
-mpirun --oversubscribe -n 1 sh -c "echo \$\$ >'$folder/0.pid'; exec $program cases" \
-    : -n 1 sh -c "echo \$\$ >'$folder/1.pid'; kill -STOP \$\$; exec $program cases" >"$folder/output" 2>&1 &
+rm -f "$work"/?.pid
+mpirun -n 1 sh -c "echo \$\$ >'$work/0.pid'; exec $program cases" \
+    : -n 1 sh -c "echo \$\$ >'$work/1.pid'; kill -STOP \$\$; exec $program cases" >"$work/output" 2>&1 &
 launcher=$!
 sleep 1
-kill -ALRM "$(cat "$folder/0.pid")"
-tries=0
-while kill -0 "$(cat "$folder/1.pid")" 2>/dev/null && [ $tries -lt 100 ]; do
-    sleep 0.1
-    tries=$((tries + 1))
-done
-[ $tries -lt 100 ] || kill -KILL "$(cat "$folder/1.pid")"
+kill -ALRM "$(cat "$work/0.pid")"
+for ((tries = 0; tries < 100; tries++)); do kill -0 "$(cat "$work/1.pid")" 2>/dev/null || break; sleep 0.1; done
+if [ $tries = 100 ]; then
+    kill -KILL "$(cat "$work/1.pid")"
+    fail 'the stopped rank stays'
+fi
 wait $launcher
 code=$?
-[ $tries -lt 100 ] || fail 'the stopped rank stays'
 expect 1 'MPI did not start: a rank has been stopped, hangs, or cannot be reached' 'a rank is stopped before MPI has started'
-
-[ $failures = 0 ] && echo "test_comm_mpi.sh: passed"
-exit $failures
+finish

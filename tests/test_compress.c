@@ -1,27 +1,14 @@
 /* The compression room, one encoder at a time: every wire format against a naive one written here, error bounds derived
  * from the format, and comm.md's traps by name. */
-#include "tests/check.h"
-
-#include "base/random.h"
-#include "comm/compress/codec.h"
+#include "tests/compress_cases.h"
 
 #include <float.h>
-#include <stdlib.h>
-#include <string.h>
 
-enum { ELEMS_MAX = 3 * 65536, WIRE_MAX = 4 * ELEMS_MAX + 64, GUARD = 64, GUARD_BYTE = 0xA5 };
+enum { ELEMS_MAX = 3 * 65536, WIRE_MAX = 4 * ELEMS_MAX + 64 };
 
-static float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
+static FillFn *const fills[] = {fill_gaussian, fill_student,    fill_constant,
+                                fill_ties,     fill_any_finite, fill_neighbours};
+enum { FILLS = sizeof fills / sizeof *fills };
 
 /* ---- naive encoders, one value after another ---- */
 
@@ -152,126 +139,33 @@ static size_t naive_topk(const CompressorOptions *options, const float *p, int n
     return indices + size * (size_t)kept;
 }
 
-/* ---- the table of compressors ---- */
+/* ---- the table of formats ---- */
 
 typedef size_t NaiveFn(const CompressorOptions *options, const float *p, int n, uint8_t *wire, float *decoded);
 
-typedef struct Case {
-    const char *name;
-    const Compressor *compressor;
-    CompressorOptions options;
+/* bf16 has 8 bits of precision, the first implied: half a step is 2^-8 of the power of two below. int8, int4: half a
+ * step, and the rounding of scale, 1 / scale and p / scale: 3 times 2^-24 of max |p|. */
+static const struct Format {
     NaiveFn *naive;
     double step;     /* |p - C(p)| <= step * (max |p| of the block) ... */
     double relative; /* ... or <= relative * |p|; both 0: kept values exactly */
     double ratio;    /* f32 bytes over wire bytes, of whole blocks */
-} Case;
-
-/* bf16 has 8 bits of precision, the first implied: half a step is 2^-8 of the power of two below. int8, int4: half a
- * step, and the rounding of scale, 1 / scale and p / scale: 3 times 2^-24 of max |p|. */
-static const Case cases[] = {
-    {"none", &compressor_none, {0, false}, naive_none, 0, 0, 1},
-    {"bf16", &compressor_bf16, {0, false}, naive_flat, 0, 0x1p-8, 2},
-    {"int8", &compressor_int8, {0, false}, naive_int8, 0.5 / 127 + 0x3p-24, 0, 1024.0 / 260},
-    {"int4", &compressor_int4, {0, false}, naive_int4, 0.5 / 7 + 0x3p-24, 0, 512.0 / 68},
-    {"topk 1 %", &compressor_topk, {0.01, false}, naive_topk, 0, 0, 16384.0 / (62 + 4 * 41)},
-    {"topk 10 % bf16", &compressor_topk, {0.1, true}, naive_topk, 0, 0x1p-8,
-     16384.0 / (615 + 2 * 410)},
-    {"topk 50 %", &compressor_topk, {0.5, false}, naive_topk, 0, 0, 16384.0 / (3072 + 4 * 2048)},
-    {"int8_tensor", &compressor_int8_tensor, {0, false}, naive_int8_tensor, 0.5 / 127 + 0x3p-24, 0, 1024.0 / 260},
+} formats[CASES] = {
+    {naive_none, 0, 0, 1},
+    {naive_flat, 0, 0x1p-8, 2},
+    {naive_int8, 0.5 / 127 + 0x3p-24, 0, 1024.0 / 260},
+    {naive_int4, 0.5 / 7 + 0x3p-24, 0, 512.0 / 68},
+    {naive_topk, 0, 0, 16384.0 / (62 + 4 * 41)},
+    {naive_topk, 0, 0x1p-8, 16384.0 / (615 + 2 * 410)},
+    {naive_topk, 0, 0, 16384.0 / (3072 + 4 * 2048)},
+    {naive_int8_tensor, 0.5 / 127 + 0x3p-24, 0, 1024.0 / 260},
 };
-enum { CASES = sizeof cases / sizeof *cases };
 
-#define FOR_EACH_CASE(c) for (const Case *c = cases; c < cases + CASES; c++)
-
-/* Where the bits of a block do not depend on the block alone. */
-#define FOR_EACH_BLOCK_CASE(c) FOR_EACH_CASE(c) if (!c->compressor->by_message)
+static const struct Format *format_of(const Case *c) { return &formats[c - cases]; }
 
 static bool is_topk(const Case *c) { return c->compressor == &compressor_topk; }
 
-/* ---- data ---- */
-
-typedef void FillFn(float *values, int64_t elems, uint64_t seed);
-
-static void fill_gaussian(float *values, int64_t elems, uint64_t seed) {
-    for (int64_t i = 0; i < elems; i++)
-        values[i] = (float)(1e-3 * random_normal(seed, 1, (uint64_t)i));
-}
-
-/* Three degrees of freedom. */
-static void fill_student(float *values, int64_t elems, uint64_t seed) {
-    for (int64_t i = 0; i < elems; i++) {
-        double squares = 0;
-        for (uint64_t j = 0; j < 3; j++) {
-            double normal = random_normal(seed, 2 + j, (uint64_t)i);
-            squares += normal * normal;
-        }
-        values[i] = (float)(random_normal(seed, 1, (uint64_t)i) / sqrt(squares / 3));
-    }
-}
-
-static void fill_constant(float *values, int64_t elems, uint64_t seed) {
-    for (int64_t i = 0; i < elems; i++)
-        values[i] = 0.3f * (float)(seed + 1);
-}
-
-/* Four magnitudes, both signs: codes that lie half-way and equal magnitudes everywhere. */
-static void fill_ties(float *values, int64_t elems, uint64_t seed) {
-    static const float magnitudes[] = {0, 0.5f, 1.5f, 63.5f};
-    for (int64_t i = 0; i < elems; i++) {
-        uint64_t bits = random_bits(seed, 1, (uint64_t)i);
-        values[i] = bits & 4 ? -magnitudes[bits & 3] : magnitudes[bits & 3];
-    }
-}
-
-/* Every exponent, denormals included, every pattern of the mantissa. */
-static void fill_any_finite(float *values, int64_t elems, uint64_t seed) {
-    for (int64_t i = 0; i < elems; i++) {
-        values[i] = as_float((uint32_t)random_bits(seed, 1, (uint64_t)i));
-        if (!isfinite(values[i]))
-            values[i] = 0;
-    }
-}
-
-static void fill_neighbours(float *values, int64_t elems, uint64_t seed) {
-    for (int64_t i = 0; i < elems; i++) /* same upper half: told apart by the lower one only */
-        values[i] = as_float(0x3f800000u | (uint32_t)(random_bits(seed, 1, (uint64_t)i) & 0xffff));
-}
-
-static FillFn *const fills[] = {fill_gaussian, fill_student,    fill_constant,
-                                fill_ties,     fill_any_finite, fill_neighbours};
-enum { FILLS = sizeof fills / sizeof *fills };
-
 /* ---- encode beside the naive encoder ---- */
-
-typedef struct Encoded {
-    float *values, *residual, *new_residual, *decoded;
-    uint8_t *wire;     /* GUARD bytes before and behind the wire of `bytes` */
-    size_t bytes;
-} Encoded;
-
-static void *take(size_t bytes) {
-    void *memory = calloc(bytes, 1);
-    assert_non_null(memory);
-    return memory;
-}
-
-static Encoded take_encoded(int64_t elems) {
-    size_t bytes = ((size_t)elems + 1) * 4;
-    return (Encoded){take(bytes), take(bytes), take(bytes), take(bytes),
-                     take((size_t)elems * 8 + 64 + 2 * GUARD), 0};
-}
-
-static void give_encoded(Encoded *e) {
-    free(e->values), free(e->residual), free(e->new_residual), free(e->decoded), free(e->wire);
-}
-
-/* Bits equal, or both NaN. */
-static void check_same(const Case *c, const char *what, const float *found, const float *expected, int64_t elems) {
-    for (int64_t i = 0; i < elems; i++)
-        if (as_bits(found[i]) != as_bits(expected[i]) && !(isnan(found[i]) && isnan(expected[i])))
-            fail_msg("%s: %s of value %lld is %.9g, expected %.9g", c->name, what, (long long)i, (double)found[i],
-                     (double)expected[i]);
-}
 
 static int part_elems(const Case *c, int64_t offset, int64_t elems) {
     int64_t left = c->compressor->block_elems - offset % c->compressor->block_elems;
@@ -281,7 +175,7 @@ static int part_elems(const Case *c, int64_t offset, int64_t elems) {
 /* p - C(p), once rounded: a double holds both terms, and their difference but for its last bits. */
 static float naive_left(const Case *c, float p, float decoded, const uint8_t *part, int i) {
     double exact = decoded;
-    if (c->step > 0) {
+    if (format_of(c)->step > 0) {
         float scale;
         memcpy(&scale, part, 4);
         int code = c->compressor != &compressor_int4 ? (int8_t)part[4 + i] : (part[4 + i / 2] >> (i % 2 * 4) & 15) - 8;
@@ -329,7 +223,7 @@ static void check_slice(const Case *c, Encoded *e, int64_t offset, int64_t elems
             p[j] = naive_p(e, i + j, scale);
             finite &= isfinite(p[j]) != 0;
         }
-        size_t bytes = c->naive(&c->options, p, n, naive, decoded);
+        size_t bytes = format_of(c)->naive(&c->options, p, n, naive, decoded);
         if (memcmp(naive, wire + at, bytes) != 0)
             fail_msg("%s: wire of the block at %lld of [%lld, +%lld)", c->name, (long long)(offset + i),
                      (long long)offset, (long long)elems);
@@ -427,7 +321,9 @@ static void test_golden(void **state) {
 
 /* ---- error bounds ---- */
 
-static double bound(const Case *c, double max, double p) { return c->step * max + c->relative * fabs(p); }
+static double bound(const struct Format *format, double max, double p) {
+    return format->step * max + format->relative * fabs(p);
+}
 
 static void test_round_trip_bound(void **state) {
     (void)state;
@@ -446,7 +342,7 @@ static void test_round_trip_bound(void **state) {
                 for (int64_t j = i; i % block == 0 && j < i + block; j++)
                     max = fmax(max, fabs((double)e.values[j]));
                 if (!(is_topk(c) && e.decoded[i] == 0))
-                    assert_close(e.decoded[i], p, bound(c, max, p));
+                    assert_close(e.decoded[i], p, bound(format_of(c), max, p));
             }
         }
     give_encoded(&e);
@@ -493,7 +389,8 @@ static void test_ratio_and_nmse(void **state) {
             }
             if (k < 4)
                 assert_true(noise / signal <= nmse_max[k]);
-            assert_close(4.0 * ELEMS / (double)c->compressor->wire_bytes(&c->options, 0, ELEMS), c->ratio, 1e-12);
+            double ratio = 4.0 * ELEMS / (double)c->compressor->wire_bytes(&c->options, 0, ELEMS);
+            assert_close(ratio, format_of(c)->ratio, 1e-12);
         }
     give_encoded(&e);
 }
@@ -744,163 +641,6 @@ static void test_telescope(void **state) {
     }
 }
 
-/* ---- the codec ---- */
-
-/* Matrices, 1-D groups, and a matrix too small to compress, none of them a multiple of a block. */
-static void make_table(ParamTable *table) {
-    *table = (ParamTable){0};
-    param_add(table, "lnfw", -1, 1, 50);
-    param_add(table, "fc", 1, 30, 41);
-    param_add(table, "proj", 1, 7, 11);
-    param_add(table, "b", 1, 1, 301);
-    param_add(table, "fc", 0, 3, 1367);
-    param_add(table, "proj", 0, 2, 513);
-    param_add(table, "b", 0, 1, 5);
-    param_add(table, "wte", -1, 29, 151);
-}
-
-static Codec *make_codec(const Case *c, bool feedback) {
-    ParamTable table;
-    Codec *codec;
-    make_table(&table);
-    assert_ok(codec_create(&codec, &table, c->compressor, &c->options, false, feedback));
-    param_table_free(&table);
-    return codec;
-}
-
-static void test_codec_pieces(void **state) {
-    (void)state;
-    static const bool dense[] = {true, false, true, true, false, false, true, false};
-    Codec *codec = make_codec(&cases[2], false);
-    int64_t at = 0;
-    assert_int_equal(codec->piece_count, 8);
-    for (int i = 0; i < 8; i++) {
-        assert_true(codec->pieces[i].start == at && codec->pieces[i].dense == dense[i]);
-        at = codec->pieces[i].stop;
-    }
-    assert_int_equal(at, codec->elems);
-    codec_destroy(codec);
-    codec_destroy(NULL);
-}
-
-/* wire_bytes against the pieces themselves, and the bound over every slice. */
-static void test_codec_wire_bytes(void **state) {
-    (void)state;
-    FOR_EACH_CASE(c) {
-        Codec *codec = make_codec(c, false);
-        for (int64_t elems = 0; elems <= codec->elems; elems += 1 + elems / 3) {
-            size_t most = 0, max = codec_wire_bytes_max(codec, elems);
-            for (int64_t offset = 0; offset + elems <= codec->elems; offset += 1 + (elems > 300 ? offset % 5 : 0)) {
-                size_t bytes = codec_wire_bytes(codec, offset, elems), expected = 0;
-                for (int i = 0; i < codec->piece_count; i++) {
-                    const CodecPiece *piece = &codec->pieces[i];
-                    int64_t start = piece->start > offset ? piece->start : offset;
-                    int64_t stop = piece->stop < offset + elems ? piece->stop : offset + elems;
-                    if (start < stop)
-                        expected += piece->dense ? 4 * (size_t)(stop - start)
-                                                 : c->compressor->wire_bytes(&c->options, start, stop - start);
-                }
-                assert_int_equal(bytes, expected);
-                most = bytes > most ? bytes : most;
-            }
-            assert_true(most <= max);
-        }
-        codec_destroy(codec);
-    }
-}
-
-/* Two steps over slices of any length: dense pieces exact, the others as their compressor does them alone. Trap:
- * residual keyed by bucket lost on rebuild: the second step's slices are others. */
-static void test_codec_slices(void **state) {
-    (void)state;
-    static const int64_t cuts[2][2] = {{700, 4096}, {2048, 333}};
-    FOR_EACH_BLOCK_CASE(c) {
-        Codec *codec = make_codec(c, true);
-        int64_t elems = codec->elems;
-        Encoded e = take_encoded(elems), alone = take_encoded(elems);
-        for (int step = 0; step < 2; step++) {
-            fill_student(e.values, elems, 20 + (uint64_t)step);
-            for (int64_t i = 0, turn = 0, n; i < elems; i += n, turn++) {
-                n = cuts[step][turn % 2] < elems - i ? cuts[step][turn % 2] : elems - i;
-                n = i + n < elems ? (i + n + 4095) / 4096 * 4096 - i : n; /* as chunks are cut */
-                n = i + n < elems ? n : elems - i;
-                codec_encode(codec, HOP_SECOND, i, n, e.values + i, 0.5f, e.wire);
-                codec_decode(codec, i, n, e.wire, e.decoded + i);
-                for (int64_t j = i; j < i + n; j++)
-                    e.residual[j] = 1;
-                codec_decode_add(codec, i, n, e.wire, e.residual + i);
-                for (int64_t j = i; j < i + n; j++)
-                    assert_true(e.residual[j] == 1 + e.decoded[j]);
-            }
-            codec_commit(codec);
-            for (int p = 0; p < codec->piece_count; p++) {
-                int64_t at = codec->pieces[p].start, n = codec->pieces[p].stop - at;
-                const Compressor *compressor = codec->pieces[p].dense ? &compressor_none : c->compressor;
-                compressor->encode(&c->options, at, n, e.values + at, 0.5f, alone.residual + at, alone.residual + at,
-                                   alone.wire);
-                compressor->decode(&c->options, at, n, alone.wire, alone.decoded + at);
-            }
-            check_same(c, "decoded", e.decoded, alone.decoded, elems);
-            if (codec->error_feedback)
-                check_same(c, "residual", codec->residual[HOP_SECOND], alone.residual, elems);
-        }
-        give_encoded(&e), give_encoded(&alone);
-        codec_destroy(codec);
-    }
-}
-
-/* A step that is not committed changes nothing; hops do not share; what is forgotten reads as zeros. */
-static void test_codec_commit(void **state) {
-    (void)state;
-    Codec *codec = make_codec(&cases[3], true);
-    int64_t elems = codec->elems;
-    Encoded e = take_encoded(elems), again = take_encoded(elems);
-    fill_gaussian(e.values, elems, 1);
-    codec_encode(codec, HOP_FIRST, 0, elems, e.values, 1, e.wire);
-    codec_commit(codec);
-    memcpy(e.residual, codec->residual[HOP_FIRST], (size_t)elems * sizeof(float));
-    codec_encode(codec, HOP_FIRST, 0, elems, e.values, 1, e.wire);
-    codec_encode(codec, HOP_FIRST, 0, elems, e.values, 1, again.wire);
-    assert_memory_equal(e.wire, again.wire, codec_wire_bytes(codec, 0, elems));
-    assert_memory_equal(e.residual, codec->residual[HOP_FIRST], (size_t)elems * sizeof(float));
-    codec_encode(codec, HOP_RESULT, 0, elems, e.values, 1, again.wire);
-    assert_memory_not_equal(e.wire, again.wire, codec_wire_bytes(codec, 0, elems));
-    codec_forget_new(codec);
-    for (int64_t i = 0; i < elems; i++)
-        assert_true(codec->new_residual[HOP_FIRST][i] == 0 && codec->new_residual[HOP_RESULT][i] == 0);
-    assert_memory_equal(e.residual, codec->residual[HOP_FIRST], (size_t)elems * sizeof(float));
-    give_encoded(&e), give_encoded(&again);
-    codec_destroy(codec);
-}
-
-/* The sample's NMSE is near that of all values, with and without error feedback, and starts anew when read. */
-static void test_codec_measure(void **state) {
-    (void)state;
-    ParamTable table = {0};
-    param_add(&table, "wte", -1, 1024, 1024);
-    Encoded e = take_encoded(table.elems);
-    fill_gaussian(e.values, table.elems, 9);
-    for (int feedback = 0; feedback < 2; feedback++)
-        FOR_EACH_CASE(c) {
-            Codec *codec;
-            double noise = 0, signal = 0;
-            assert_ok(codec_create(&codec, &table, c->compressor, &c->options, false, feedback));
-            assert_true(isnan(codec_measure(codec)));
-            codec_encode(codec, HOP_FIRST, 0, table.elems, e.values, 1, e.wire);
-            codec_decode(codec, 0, table.elems, e.wire, e.decoded);
-            for (int64_t i = 0; i < table.elems; i++) {
-                double lost = (double)e.values[i] - (double)e.decoded[i];
-                noise += lost * lost;
-                signal += (double)e.values[i] * (double)e.values[i];
-            }
-            assert_close(codec_measure(codec), noise / signal, 0.05 * noise / signal);
-            assert_true(isnan(codec_measure(codec)));
-            codec_destroy(codec);
-        }
-    give_encoded(&e);
-    param_table_free(&table);
-}
-
 static void test_find(void **state) {
     (void)state;
     FOR_EACH_CASE(c)
@@ -928,11 +668,6 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_one_scale_per_message),
     cmocka_unit_test(test_one_scale_of_unusual_values),
     cmocka_unit_test(test_telescope),
-    cmocka_unit_test(test_codec_pieces),
-    cmocka_unit_test(test_codec_wire_bytes),
-    cmocka_unit_test(test_codec_slices),
-    cmocka_unit_test(test_codec_commit),
-    cmocka_unit_test(test_codec_measure),
 };
 
 CHECK_MAIN(tests)

@@ -6,15 +6,9 @@
 # after the learning-rate warm-up (100 steps in configs/demo.cfg): what it leaves behind comes some 1 / density steps
 # late, so the steep gradients of the first steps would arrive when the model is another one. From the first step on,
 # top-k 10 % ends 9 to 22 % above f32, by seed.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/script.sh"
 
-"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t tests/data/emma.txt >/dev/null || { fail prepare; exit 1; }
+prose
 
 # train NAME ARGS...: writes the mean loss of the last 20 of its steps to $work/NAME.loss
 train() {
@@ -80,4 +74,4 @@ train topk1.long $topk1 train.steps=600
 train topk1.long.without $topk1 train.steps=600 comm.error_feedback=no
 worse topk1.long.without topk1.long 1
 
-[ $failures = 0 ] || { echo "$failures failure(s)"; exit 1; }
+finish

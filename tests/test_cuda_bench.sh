@@ -2,12 +2,7 @@
 # bench/gpu and build/gpu_rates where the CPU stands in for a GPU: every part ends, every row is there, rates are more
 # than 0; without a GPU, one clear line. In the parts that train, it is the cpu device that trains: what is tested is
 # what the script makes of it.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=1; }
+. "$(dirname "$0")/script.sh"
 
 printf '%s\n' '[model]' 'layers = 1' 'heads = 2' 'channels = 32' 'context = 32' 'vocab = 257' '[data]' 'train = none' \
     'tokenizer = none' >"$work/t.cfg"
@@ -64,4 +59,4 @@ CUDART_DEVICES=0 bench
     fail "without a GPU: $(cat "$work/log" "$work/errors")"
 bench nothing
 [ $? = 2 ] && grep -q "unknown argument 'nothing'" "$work/errors" || fail "an unknown part: $(cat "$work/errors")"
-exit $failures
+finish

@@ -1,77 +1,12 @@
 /* Compressors on a GPU beside the CPU: the same bytes on the wire, residuals, values and sums, to the bit. */
-#include "tests/check.h"
+#include "tests/compress_cases.h"
 
-#include "base/random.h"
 #include "comm/compress/compress_cuda.h"
 #include "tests/gpu_arrays.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-enum { ELEMS_MAX = 3 * 65536, WIRE_MAX = 4 * ELEMS_MAX + 64, GUARD = 64, GUARD_BYTE = 0xA5, SHIFT_MAX = 8 };
-
-typedef struct Case {
-    const char *name;
-    const Compressor *compressor;
-    CompressorOptions options;
-} Case;
-
-static const Case cases[] = {
-    {"none", &compressor_none, {0, false}},
-    {"bf16", &compressor_bf16, {0, false}},
-    {"int8", &compressor_int8, {0, false}},
-    {"int4", &compressor_int4, {0, false}},
-    {"topk 1 %", &compressor_topk, {0.01, false}},
-    {"topk 10 % bf16", &compressor_topk, {0.1, true}},
-    {"topk 50 %", &compressor_topk, {0.5, false}},
-};
-
-#define FOR_EACH_CASE(c) for (const Case *c = cases; c < cases + sizeof cases / sizeof *cases; c++)
-
-static float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
+enum { ELEMS_MAX = 3 * 65536, WIRE_MAX = 4 * ELEMS_MAX + 64, SHIFT_MAX = 8 };
 
 /* ---- values ---- */
-
-typedef void FillFn(float *values, int64_t elems, uint64_t seed);
-
-static void fill_gaussian(float *values, int64_t elems, uint64_t seed) {
-    for (int64_t i = 0; i < elems; i++)
-        values[i] = (float)(1e-3 * random_normal(seed, 1, (uint64_t)i));
-}
-
-/* Four magnitudes, both signs: codes that lie half-way and equal magnitudes everywhere. */
-static void fill_ties(float *values, int64_t elems, uint64_t seed) {
-    static const float magnitudes[] = {0, 0.5f, 1.5f, 63.5f};
-    for (int64_t i = 0; i < elems; i++) {
-        uint64_t bits = random_bits(seed, 1, (uint64_t)i);
-        values[i] = bits & 4 ? -magnitudes[bits & 3] : magnitudes[bits & 3];
-    }
-}
-
-/* Every exponent, denormals included, every pattern of the mantissa. */
-static void fill_any_finite(float *values, int64_t elems, uint64_t seed) {
-    for (int64_t i = 0; i < elems; i++) {
-        values[i] = as_float((uint32_t)random_bits(seed, 1, (uint64_t)i));
-        values[i] = isfinite(values[i]) ? values[i] : 0;
-    }
-}
-
-/* Told apart by their last bits only; the digits before have one bin each. */
-static void fill_neighbours(float *values, int64_t elems, uint64_t seed) {
-    uint32_t mask = seed % 2 ? 0xffff : 0x7f;
-    for (int64_t i = 0; i < elems; i++)
-        values[i] = as_float(0x3f800000u | ((uint32_t)random_bits(seed, 1, (uint64_t)i) & mask));
-}
 
 static void fill_equal(float *values, int64_t elems, uint64_t seed) {
     for (int64_t i = 0; i < elems; i++)
@@ -114,12 +49,6 @@ typedef struct Bench {
     float *found, *decoded; /* the host's */
     uint8_t *found_wire;
 } Bench;
-
-static void *take(size_t bytes) {
-    void *memory = calloc(bytes, 1);
-    assert_non_null(memory);
-    return memory;
-}
 
 static Bench bench_open(void) {
     size_t bytes = (ELEMS_MAX + SHIFT_MAX) * sizeof(float), wire_bytes = WIRE_MAX + SHIFT_MAX + 2 * GUARD;
@@ -249,7 +178,7 @@ static void test_slices(void **state) {
             fills[seed % FILLS](bench.host.values, sizes[s], seed);
             fill_gaussian(bench.host.residual, sizes[s] + 1, 99);
             shuffle_threads(seed);
-            FOR_EACH_CASE(c) {
+            FOR_EACH_BLOCK_CASE(c) {
                 check_encode(&bench, c, place, 0.125f);
                 check_decode(&bench, c, place);
             }
@@ -268,7 +197,7 @@ static void test_data(void **state) {
             fills[f](bench.host.values, ELEMS, seed);
             fill_any_finite(bench.host.residual, ELEMS + 1, seed);
             shuffle_threads(seed);
-            FOR_EACH_CASE(c) {
+            FOR_EACH_BLOCK_CASE(c) {
                 check_encode(&bench, c, place, 1);
                 check_decode(&bench, c, place);
             }
@@ -282,7 +211,7 @@ static void test_many_blocks(void **state) {
     Place place = {.offset = 4096 + 8, .elems = ELEMS_MAX - 1, .feedback = true};
     fill_gaussian(bench.host.values, ELEMS_MAX, 5);
     fill_gaussian(bench.host.residual, ELEMS_MAX, 6);
-    FOR_EACH_CASE(c) {
+    FOR_EACH_BLOCK_CASE(c) {
         check_encode(&bench, c, place, 1);
         check_decode(&bench, c, place);
     }
@@ -295,7 +224,7 @@ static void test_ends_of_memory(void **state) {
     static const int64_t sizes[] = {1, 2, 7, 64, 127, 128, 255, 256, 1023, 1024, 4093, 4096, 5000};
     Gpu *gpu = open_gpu();
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
-        FOR_EACH_CASE(c) {
+        FOR_EACH_BLOCK_CASE(c) {
             int64_t elems = sizes[s], offset = (int64_t)s * 4;
             size_t bytes = (size_t)elems * sizeof(float);
             size_t wire_bytes = c->compressor->wire_bytes(&c->options, offset, elems);
@@ -336,7 +265,7 @@ static void test_wild_index(void **state) {
 /* A kernel that cannot run does not pass unseen. */
 static void test_failed_launch(void **state) {
     (void)state;
-    FOR_EACH_CASE(c)
+    FOR_EACH_BLOCK_CASE(c)
         for (int operation = 0; operation < 3; operation++) {
             Gpu *gpu = open_gpu();
             const CudaCompressor *cuda = cuda_compressor(c->compressor);
@@ -358,7 +287,7 @@ static void test_failed_launch(void **state) {
 
 static void test_table(void **state) {
     (void)state;
-    FOR_EACH_CASE(c)
+    FOR_EACH_BLOCK_CASE(c)
         assert_ptr_equal(cuda_compressor(c->compressor)->compressor, c->compressor);
     const Compressor other = compressor_int8;
     assert_null(cuda_compressor(&other));

@@ -1,9 +1,6 @@
 #!/bin/bash
 # run.device on the stand-in for the CUDA runtime: the GPU is taken, and what can be wrong with one is told in one line.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/script.sh"
 . tests/device_cases.sh
 gpu="CPU as a GPU, sm_90, 16.0 GiB"
 
@@ -26,4 +23,4 @@ expect 1 "^train: no GPU was found: no NVIDIA driver$" run.device=cuda
 unset CUDART_DRIVER
 export CUDART_DEVICES=0
 expect 0 "device  *no GPU was found: none is visible to this process, cpu$"
-exit $failures
+finish

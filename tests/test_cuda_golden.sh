@@ -1,12 +1,7 @@
 #!/bin/bash
 # build/golden on the CUDA device: f32, tf32 and bf16, the tied embedding in one gradient and in two; a NaN is refused.
 # Also with threads of a block in random order and streams that run behind.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=1; }
+. "$(dirname "$0")/script.sh"
 
 for run in tiny/f32 tiny/tf32 tiny/bf16 odd/f32 odd/bf16; do
     name=${run%/*} dtype=${run#*/}
@@ -22,4 +17,4 @@ for dtype in f32 bf16; do
     "$BUILD/golden" --device cuda-$dtype "$work" tiny >"$work/log" 2>&1
     [ $? = 1 ] && grep -qi '^loss .* n/a .*MISS' "$work/log" || fail "NaN, $dtype: $(cat "$work/log")"
 done
-exit $failures
+finish

@@ -12,18 +12,6 @@ enum { RANKS = 4, SEED = 77, STEPS = 3 };
 
 static const OptimConfig gpt2_optim = {.lr = 6e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 
-static uint32_t as_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static float as_float(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 /* ---- tables, shards, values ---- */
 
 /* Matrices and 1-D tensors in turn. Odd sizes, and sizes that leave runs on multiples of 4, larger than a block of
@@ -236,6 +224,28 @@ static void test_update_of_shards(void **state) {
         undeal(&shards);
         param_table_free(&tables[i]);
     }
+    gpu_close(card);
+}
+
+/* Parameters that another rank updated have the weights that it has, whatever slices they come in. */
+static void test_weights_of_arrivals(void **state) {
+    (void)state;
+    Gpu *card = open_gpu();
+    ParamTable table = make_table(true);
+    Shards shards = deal(&table, NULL, 7);
+    for (int rank = 0; rank < RANKS; rank++) {
+        const Shard *shard = &shards.of[rank];
+        Twin twin;
+        twin_create(&twin, card, &table, shard, rank % 2);
+        twin.gpu.step = 3;
+        for (int i = 0; i < shard->count; i++)
+            adamw_params_arrived(&twin.gpu, twin.device_params, shard->slices[i]);
+        check_weights(&twin);
+        adamw_params_arrived(&twin.cpu, twin.params, (Slice){0, table.elems}); /* keeps nothing beside them */
+        twin_destroy(&twin);
+    }
+    undeal(&shards);
+    param_table_free(&table);
     gpu_close(card);
 }
 
@@ -480,6 +490,7 @@ static void test_failed_launch(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_update_of_everything),
     cmocka_unit_test(test_update_of_shards),
+    cmocka_unit_test(test_weights_of_arrivals),
     cmocka_unit_test(test_update_of_odd_sizes),
     cmocka_unit_test(test_update_without_weights),
     cmocka_unit_test(test_rounding_is_unbiased),

@@ -1,40 +1,9 @@
 #!/bin/bash
 # ./train on the emulated GPU: losses near the CPU's; gradients that travel by NCCL, from GPU to GPU, give the bits of those
 # that travel from host to host; the same bits when the device is late with everything; checkpoints resume exactly.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
-
-"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t tests/data/emma.txt >/dev/null || { fail prepare; exit 1; }
-cat >"$work/t.cfg" <<CFG
-[model]
-layers = 2
-heads = 3
-channels = 48
-context = 32
-vocab = 257
-[data]
-train = $work/t_train_*.bin
-val = $work/t_val_*.bin
-tokenizer = bytes
-[train]
-seq_len = 31
-batch = 2
-steps = 4
-val_every = 4
-val_batches = 1
-[optim]
-warmup = 1
-[run]
-device = cuda
-threads = 1
-[comm]
-verify_every = 1
-calibrate = no
-CFG
+. "$(dirname "$0")/script.sh"
+tiny model.heads=3 model.channels=48 model.context=32 data.val="$work/t_val_*.bin" train.seq_len=31 train.batch=2 \
+    train.steps=4 train.val_every=4 train.val_batches=1 optim.warmup=1 run.device=cuda comm.verify_every=1
 
 # train NAME ARGS...: out goes to $work/NAME
 train() {
@@ -73,7 +42,9 @@ near split4 cpu4 1e-5
 train zero4 $four optim.zero=1
 same zero4 nccl4
 train zerobf2cpu loop.ranks=2 run.device=cpu
+train bf4 $four train.dtype=bf16
 train zerobf4 $four optim.zero=1 train.dtype=bf16
+same zerobf4 bf4
 train zerobfhost4 $four optim.zero=1 train.dtype=bf16 comm.transport=loop
 same zerobf4 zerobfhost4
 near zerobf4 cpu4 5e-3
@@ -104,12 +75,23 @@ same latehost4 nccl4
 CUDART_LATE=1 EMULATOR_SEED=5 train late1
 same late1 cuda
 
-# Steps 1 and 2, then 3 and 4, as one run of 4, residuals of error feedback included.
-four="$four optim.schedule=constant comm.compress=int8 comm.warmup_steps=0"
-train whole $four
-train half $four train.steps=2 train.save_every=2
-train half $four train.save_every=2 run.resume=yes
-cmp -s "$work/whole/model.bin" "$work/half/model.bin" || fail "a resumed run ends with another model"
+# resumed NAME ARGS...: steps 1 and 2, then 3 and 4, are one run of 4: parameters, losses, residuals of error feedback
+resumed() {
+    local args="${*:2} optim.schedule=constant train.val_every=2"
+    train "$1" $args
+    train "$1-half" $args train.steps=2 train.save_every=2
+    train "$1-half" $args train.save_every=2 run.resume=yes
+    same "$1" "$1-half"
+}
+resumed whole1 train.dtype=bf16
+for dtype in f32 bf16; do
+    for zero in 0 1; do
+        resumed "whole-$dtype-$zero" $four comm.compress=int8 comm.warmup_steps=0 train.dtype=$dtype optim.zero=$zero
+    done
+done
+resumed whole-host $four comm.compress=int8 comm.warmup_steps=0 train.dtype=bf16 comm.transport=loop
+same whole-host whole-bf16-0
+resumed whole-host-zero loop.ranks=3 train.dtype=bf16 optim.zero=1 comm.transport=loop
 
 # A GPU for two ranks: NCCL is impossible.
 CUDART_DEVICES=1 train shared2 loop.ranks=2

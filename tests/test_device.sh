@@ -1,11 +1,7 @@
 #!/bin/bash
 # run.device and train.dtype where there is no GPU: what runs, what is refused, and in which words.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train}
+. "$(dirname "$0")/script.sh"
 export CUDA_VISIBLE_DEVICES= CUDART_DEVICES=0 # hides those that there are
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 . tests/device_cases.sh
 
 expect 0 "device .* cpu$" run.device=auto
@@ -24,4 +20,4 @@ expect 0 "device  *replay$" run.device=replay replay.forward_ms=1 replay.backwar
 expect 2 "train.dtype: bf16 needs a GPU, the device is: replay$" run.device=replay replay.forward_ms=1 \
     replay.backward_ms=2 train.dtype=bf16
 expect 2 "run.device: expected" run.device=tpu
-exit $failures
+finish

@@ -1,34 +1,11 @@
 /* data/prose.c and data/extract.c on small packings made here. */
 #define _POSIX_C_SOURCE 200809L
-#include "tests/check.h"
+#include "tests/folder.h"
 
 #include "data/extract.h"
 #include "data/prose.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 #include <zlib.h>
-
-static char folder[64], last_path[128];
-
-static const char *in_folder(const char *name) {
-    snprintf(last_path, sizeof last_path, "%s/%s", folder, name);
-    return last_path;
-}
-
-static int set_up(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/tandem_extract_XXXXXX");
-    return mkdtemp(folder) ? 0 : 1;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command);
-}
 
 static void assert_prose(Prose *prose, const char *expected) {
     if (prose->size != strlen(expected) || (prose->size && memcmp(prose->bytes, expected, prose->size) != 0))

@@ -1,12 +1,6 @@
 #!/bin/bash
 # build/golden accepts the reference sets and refuses a wrong logit, a NaN, and a file that is none.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-BUILD=${BUILD:-build}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=1; }
+. "$(dirname "$0")/script.sh"
 
 for name in tiny odd; do
     "$BUILD/golden" tests/data $name || fail "$name"
@@ -29,4 +23,4 @@ cp tests/data/tiny_* "$work"
 head -3 tests/data/tiny_train.txt >"$work/tiny_train.txt"
 "$BUILD/golden" "$work" tiny >/dev/null 2>"$work/log"
 [ $? = 2 ] && grep -q "tiny_train.txt: expected 10 lines, found 3" "$work/log" || fail "3 steps: $(cat "$work/log")"
-exit $failures
+finish

@@ -23,7 +23,7 @@ typedef struct Fixture {
     int tokens[ROWS], targets[ROWS];
 } Fixture;
 
-static void set_up_table(Fixture *fixture, const Gpt2Config *config, bool split, bool train, bool recompute, int max_B,
+static void set_up_table(Fixture *fixture, const Gpt2Config *config, bool split, bool train, int recompute, int max_B,
                          int max_T) {
     omp_set_num_threads(2);
     *fixture = (Fixture){0};
@@ -47,12 +47,12 @@ static void set_up_table(Fixture *fixture, const Gpt2Config *config, bool split,
                           &options, &ops_cpu, &host_memory));
 }
 
-static void set_up_config(Fixture *fixture, const Gpt2Config *config, bool train, bool recompute, int max_B,
+static void set_up_config(Fixture *fixture, const Gpt2Config *config, bool train, int recompute, int max_B,
                           int max_T) {
     set_up_table(fixture, config, false, train, recompute, max_B, max_T);
 }
 
-static void set_up(Fixture *fixture, bool train, bool recompute, int max_B, int max_T) {
+static void set_up(Fixture *fixture, bool train, int recompute, int max_B, int max_T) {
     set_up_config(fixture, &small, train, recompute, max_B, max_T);
 }
 
@@ -164,8 +164,8 @@ static void test_init(void **state) {
 static void test_two_runs_same_bits(void **state) {
     (void)state;
     Fixture a, b;
-    set_up(&a, true, false, B, T);
-    set_up(&b, true, false, B, T);
+    set_up(&a, true, RECOMPUTE_NO, B, T);
+    set_up(&b, true, RECOMPUTE_NO, B, T);
     assert_true(run(&a, B, T) == run(&b, B, T));
     assert_same_bits(a.grads, b.grads, a.table.elems);
     run(&a, B, T); /* again, over what the first run left */
@@ -175,24 +175,33 @@ static void test_two_runs_same_bits(void **state) {
 
 static void test_recompute_same_bits(void **state) {
     (void)state;
-    Fixture plain, again;
-    set_up(&plain, true, false, B, T);
-    set_up(&again, true, true, B, T);
-    assert_true(run(&plain, B, T) == run(&again, B, T));
-    assert_same_bits(plain.grads, again.grads, plain.table.elems);
+    Fixture plain;
+    set_up(&plain, true, RECOMPUTE_NO, B, T);
+    double loss = run(&plain, B, T);
     Gpt2Options options = {.max_B = B, .max_T = T, .train = true};
-    size_t kept = gpt2_activation_bytes(&small, &options);
-    options.recompute = true;
-    assert_true(gpt2_activation_bytes(&small, &options) < kept);
-    tear_down(&plain), tear_down(&again);
+    size_t least = gpt2_activation_bytes(&small, &options, &ops_cpu);
+    for (int recompute = RECOMPUTE_GELU; recompute <= RECOMPUTE_LAYERS; recompute++) {
+        Fixture again;
+        set_up(&again, true, recompute, B, T);
+        for (int step = 0; step < 2; step++) { /* the second over what the first left */
+            assert_true(run(&again, B, T) == loss);
+            assert_same_bits(plain.grads, again.grads, plain.table.elems);
+        }
+        options.recompute = recompute;
+        size_t bytes = gpt2_activation_bytes(&small, &options, &ops_cpu);
+        assert_true(bytes < least);
+        least = bytes;
+        tear_down(&again);
+    }
+    tear_down(&plain);
 }
 
 /* Two micro-steps of B/2, each scaled by a half, are one step of B. */
 static void test_accumulation(void **state) {
     (void)state;
     Fixture whole, parts;
-    set_up(&whole, true, false, B, T);
-    set_up(&parts, true, false, B / 2, T);
+    set_up(&whole, true, RECOMPUTE_NO, B, T);
+    set_up(&parts, true, RECOMPUTE_NO, B / 2, T);
     double loss = run(&whole, B, T), sum = 0;
     for (int part = 0; part < 2; part++) {
         gpt2_forward(parts.model, parts.tokens + part * ROWS / 2, B / 2, T);
@@ -210,8 +219,8 @@ static void test_head_in_chunks(void **state) {
         .layers = 1, .heads = 1, .channels = 4, .context = 20, .vocab = 61, .vocab_padded = 400000};
     enum { LENGTH = 20 };
     Fixture whole, parts;
-    set_up_config(&whole, &wide, true, false, 4, LENGTH);
-    set_up_config(&parts, &wide, true, false, 1, LENGTH);
+    set_up_config(&whole, &wide, true, RECOMPUTE_NO, 4, LENGTH);
+    set_up_config(&parts, &wide, true, RECOMPUTE_NO, 1, LENGTH);
     int tokens[80], targets[80];
     for (int i = 0; i < 80; i++)
         tokens[i] = i * 7 % 61, targets[i] = i * 5 % 61;
@@ -231,8 +240,8 @@ static void test_head_in_chunks(void **state) {
 static void test_smaller_than_max(void **state) {
     (void)state;
     Fixture exact, roomy;
-    set_up(&exact, true, false, 2, 7);
-    set_up(&roomy, true, false, B, T);
+    set_up(&exact, true, RECOMPUTE_NO, 2, 7);
+    set_up(&roomy, true, RECOMPUTE_NO, B, T);
     run(&roomy, B, T); /* leaves larger activations behind */
     assert_close(run(&roomy, 2, 7), run(&exact, 2, 7), 1e-6);
     assert_all_close(roomy.grads, exact.grads, exact.table.elems, 1e-6);
@@ -245,7 +254,7 @@ static void test_smaller_than_max(void **state) {
 static void test_padding_gets_no_gradient(void **state) {
     (void)state;
     Fixture fixture;
-    set_up(&fixture, true, false, B, T);
+    set_up(&fixture, true, RECOMPUTE_NO, B, T);
     run(&fixture, B, T);
     const Param *wte = param_find(&fixture.table, "wte", -1);
     for (int64_t i = (int64_t)small.vocab * wte->cols; i < wte->elems; i++)
@@ -257,8 +266,8 @@ static void test_padding_gets_no_gradient(void **state) {
 static void test_loss_scale(void **state) {
     (void)state;
     Fixture one, quarter;
-    set_up(&one, true, false, B, T);
-    set_up(&quarter, true, false, B, T);
+    set_up(&one, true, RECOMPUTE_NO, B, T);
+    set_up(&quarter, true, RECOMPUTE_NO, B, T);
     double loss = run(&one, B, T);
     gpt2_forward(quarter.model, quarter.tokens, B, T);
     assert_close(gpt2_backward(quarter.model, quarter.targets, 0.25f, false, NULL, NULL), loss, 1e-6);
@@ -271,7 +280,7 @@ static void test_loss_scale(void **state) {
 static void test_loss_agrees_with_logits(void **state) {
     (void)state;
     Fixture fixture;
-    set_up(&fixture, false, false, B, T);
+    set_up(&fixture, false, RECOMPUTE_NO, B, T);
     gpt2_forward(fixture.model, fixture.tokens, B, T);
     float *logits = malloc(sizeof(float) * (size_t)(ROWS * small.vocab));
     gpt2_logits(fixture.model, 0, ROWS, logits);
@@ -293,7 +302,7 @@ static void test_loss_agrees_with_logits(void **state) {
 static void test_nan_loss(void **state) {
     (void)state;
     Fixture fixture;
-    set_up(&fixture, true, false, B, T);
+    set_up(&fixture, true, RECOMPUTE_NO, B, T);
     fixture.params[param_find(&fixture.table, "fcb", 1)->offset] = NAN;
     assert_true(isnan(run(&fixture, B, T)));
     assert_true(isnan(gpt2_loss(fixture.model, fixture.targets)));
@@ -369,7 +378,7 @@ static void assert_order_of_need(const Supply *s) {
 /* Parameters are NaN until they are asked for: a read before that would show in loss or gradients. */
 static void test_need(void **state) {
     (void)state;
-    for (int recompute = 0; recompute < 2; recompute++) {
+    for (int recompute = RECOMPUTE_NO; recompute <= RECOMPUTE_LAYERS; recompute++) {
         Fixture plain, late;
         set_up(&plain, true, recompute, B, T);
         set_up(&late, true, recompute, B, T);
@@ -452,7 +461,7 @@ static void assert_same_gradients(const Fixture *split, const Fixture *plain) {
 
 static void test_split_embedding(void **state) {
     (void)state;
-    for (int recompute = 0; recompute < 2; recompute++) {
+    for (int recompute = RECOMPUTE_NO; recompute <= RECOMPUTE_LAYERS; recompute++) {
         Fixture plain, split;
         Lookups lookup;
         set_up(&plain, true, recompute, 1, T);
@@ -484,7 +493,7 @@ static void test_lookup_bits(void **state) {
     for (int threads = 1; threads <= 2; threads++) { /* set_up has scratch for two */
         Fixture fixture;
         Lookups lookup;
-        set_up_table(&fixture, &small, true, true, false, B, T);
+        set_up_table(&fixture, &small, true, true, RECOMPUTE_NO, B, T);
         give_slots(&lookup, &fixture, B);
         fixture.model->context.threads = threads;
         run(&fixture, B, T);
@@ -516,7 +525,7 @@ static void test_split_ready(void **state) {
     for (int apart = 0; apart < 2; apart++) {
         Fixture fixture;
         Lookups lookup;
-        set_up_table(&fixture, &small, true, true, false, B, T);
+        set_up_table(&fixture, &small, true, true, RECOMPUTE_NO, B, T);
         int count = fixture.table.gradient_count, wte = gradient_of(&fixture.table, "wte", -1);
         assert_int_equal(wte, 0);
         assert_int_equal(gradient_of(&fixture.table, "wpe", -1), count - 1);
@@ -538,8 +547,8 @@ static void test_split_ready(void **state) {
 static void test_split_init(void **state) {
     (void)state;
     Fixture plain, split;
-    set_up(&plain, true, false, B, T);
-    set_up_table(&split, &small, true, true, false, B, T);
+    set_up(&plain, true, RECOMPUTE_NO, B, T);
+    set_up_table(&split, &small, true, true, RECOMPUTE_NO, B, T);
     gpt2_init_random(&small, &plain.table, 7, plain.params);
     gpt2_init_random(&small, &split.table, 7, split.params);
     for (int i = 0; i < split.table.param_count; i++) {
@@ -565,10 +574,10 @@ static void test_ranks_as_threads(void **state) {
     enum { RANKS = 4 };
     Fixture alone, ranks[RANKS];
     pthread_t threads[RANKS];
-    set_up(&alone, true, false, B, T);
+    set_up(&alone, true, RECOMPUTE_NO, B, T);
     run(&alone, B, T);
     for (int i = 0; i < RANKS; i++)
-        set_up(&ranks[i], true, false, B, T);
+        set_up(&ranks[i], true, RECOMPUTE_NO, B, T);
     for (int i = 0; i < RANKS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, rank_main, &ranks[i]), 0);
     for (int i = 0; i < RANKS; i++)
@@ -599,7 +608,7 @@ static void test_cache(void **state) {
     (void)state;
     Fixture fixture;
     Gpt2Cache *cache;
-    set_up(&fixture, false, false, B, T);
+    set_up(&fixture, false, RECOMPUTE_NO, B, T);
     gpt2_forward(fixture.model, fixture.tokens, 1, T);
     assert_ok(gpt2_cache_create(&cache, &small, &fixture.table, fixture.params, &ops_cpu, &host_memory));
     cache_case(&fixture, cache, (const int[]){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1});
@@ -614,7 +623,7 @@ static void test_cache_full(void **state) {
     (void)state;
     Fixture fixture;
     Gpt2Cache *cache;
-    set_up(&fixture, false, false, 1, 20);
+    set_up(&fixture, false, RECOMPUTE_NO, 1, 20);
     gpt2_forward(fixture.model, fixture.tokens, 1, 20);
     assert_ok(gpt2_cache_create(&cache, &small, &fixture.table, fixture.params, &ops_cpu, &host_memory));
     float logits[61];
@@ -648,7 +657,7 @@ static void test_no_memory(void **state) {
     Gpt2Cache *cache;
     Gpt2Options options = {.max_B = B, .max_T = T, .train = true};
     assert_int_equal(gpt2_create(&model, &small, &table, params, params, &options, &ops_cpu, &none), FAULT);
-    assert_int_equal(asked, gpt2_activation_bytes(&small, &options));
+    assert_int_equal(asked, gpt2_activation_bytes(&small, &options, &ops_cpu));
     gpt2_destroy(model);
     assert_int_equal(gpt2_cache_create(&cache, &small, &table, params, &ops_cpu, &none), FAULT);
     gpt2_cache_destroy(cache);

@@ -1,22 +1,11 @@
 /* data/shard.c and data/loader.c: what ranks read, in any number, and what is refused. */
 #define _POSIX_C_SOURCE 200809L
-#include "tests/check.h"
+#include "tests/folder.h"
 
 #include "data/loader.h"
 #include "data/shard.h"
 
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
 enum { VOCAB = 1000, T = 8 };
-
-static char folder[64], last_path[128];
-
-static const char *in_folder(const char *name) {
-    snprintf(last_path, sizeof last_path, "%s/%s", folder, name);
-    return last_path;
-}
 
 /* A shard of tokens first, first+1, ... */
 static void make_shard(const char *name, int count, int first, int vocab) {
@@ -27,26 +16,6 @@ static void make_shard(const char *name, int count, int first, int vocab) {
         shard_writer_add(&writer, &token, 1);
     }
     assert_ok(shard_writer_close(&writer));
-}
-
-static void make_file(const char *name, const void *bytes, size_t size) {
-    FILE *file = fopen(in_folder(name), "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(bytes, 1, size, file), size);
-    fclose(file);
-}
-
-static int set_up(void **state) {
-    (void)state;
-    strcpy(folder, "/tmp/tandem_loader_XXXXXX");
-    return mkdtemp(folder) ? 0 : 1;
-}
-
-static int tear_down(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command);
 }
 
 static LoaderOptions options_for(const char *glob) {

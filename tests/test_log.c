@@ -1,38 +1,12 @@
 /* base/log.c: log.jsonl in a bad world, and what is shown of numbers that are none. */
 #define _POSIX_C_SOURCE 200809L
-#include "tests/check.h"
+#include "tests/folder.h"
 
 #include "base/log.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-static char folder[64], path[96];
-
-static int make_folder(void **state) {
-    (void)state;
-    snprintf(folder, sizeof folder, "/tmp/tandem_log_XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    snprintf(path, sizeof path, "%s/log.jsonl", folder);
-    return 0;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
-}
-
-static void write_text(const char *text, size_t size) {
-    FILE *file = fopen(path, "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(text, 1, size, file), size);
-    fclose(file);
-}
+static const char *path(void) { return in_folder("log.jsonl"); }
 
 static const char *read_text(const char *name) {
     static char text[8192];
@@ -72,7 +46,7 @@ static const char *restore(const Redirect *r) {
 static void run(int64_t done, double val_loss) {
     Log *log = log_open(done + 3, 1);
     Config *config = config_create(NULL, 0);
-    assert_ok(log_jsonl(log, path, done));
+    assert_ok(log_jsonl(log, path(), done));
     log_start(log, config);
     for (int64_t step = done + 1; step <= done + 3; step++)
         log_step(log, &(StepLog){.step = step, .loss = -(double)NAN, .step_ms = 1, .validated = step == done + 2,
@@ -98,46 +72,46 @@ static void test_what_is_no_number(void **state) {
     assert_int_equal(count(shown, "-nan"), 0);
     assert_int_equal(count(shown, "val nan"), 1);
     assert_int_equal(count(shown, "validation nan"), 1);
-    const char *lines = read_text(path);
+    const char *lines = read_text(path());
     assert_int_equal(count(lines, "\"loss\":null"), 3);
     assert_int_equal(count(lines, "\"val_loss\":null"), 1);
     assert_int_equal(count(lines, "val_bits_per_byte"), 0);
     run(0, 2.5);
-    assert_int_equal(count(read_text(path), "\"val_loss\":2.5"), 1);
+    assert_int_equal(count(read_text(path()), "\"val_loss\":2.5"), 1);
 }
 
 static void test_full_disk(void **state) {
     (void)state;
-    unlink(path);
-    assert_int_equal(symlink("/dev/full", path), 0);
+    unlink(path());
+    assert_int_equal(symlink("/dev/full", path()), 0);
     Redirect err = redirect(stderr);
     run(0, 1);
     const char *shown = restore(&err);
     assert_int_equal(count(shown, "warning: "), 1);
     assert_int_equal(count(shown, "log.jsonl: not written: No space left on device"), 1);
-    unlink(path);
+    unlink(path());
 }
 
 static void test_pipe_is_refused(void **state) {
     (void)state;
-    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(mkfifo(path(), 0600), 0);
     Log *log = log_open(1, 1);
     alarm(10); /* waiting for a reader would be for ever */
-    assert_refused(log_jsonl(log, path, 0), "log.jsonl: expected a regular file");
+    assert_refused(log_jsonl(log, path(), 0), "log.jsonl: expected a regular file");
     alarm(0);
     log_close(log);
-    unlink(path);
+    unlink(path());
 }
 
 #define HEAD "{\"options\":{},\"run\":{}}\n"
 #define STEP(n) "{\"step\":" #n ",\"loss\":1}\n"
 
 static void check_kept(const char *text, size_t size, const char *kept) {
-    write_text(text, size);
+    make_file("log.jsonl", text, size);
     Log *log = log_open(9, 1);
-    assert_ok(log_jsonl(log, path, 2));
+    assert_ok(log_jsonl(log, path(), 2));
     log_close(log);
-    assert_string_equal(read_text(path), kept);
+    assert_string_equal(read_text(path()), kept);
 }
 
 static void test_resume_keeps_whole_lines(void **state) {
@@ -154,7 +128,7 @@ static void test_resume_keeps_whole_lines(void **state) {
     const char middle[] = HEAD STEP(1) "{\"step\":2,\"lo" HEAD STEP(2) "\0\0\0\n" HEAD STEP(3);
     check_kept(middle, sizeof middle - 1, HEAD STEP(1) STEP(2) HEAD);
     run(2, 1);
-    const char *lines = read_text(path);
+    const char *lines = read_text(path());
     assert_int_equal(strncmp(lines, HEAD STEP(1) STEP(2) HEAD, strlen(HEAD STEP(1) STEP(2) HEAD)), 0);
     assert_int_equal(count(lines, "\n"), 4 + 4);
 }
@@ -169,5 +143,5 @@ static const struct CMUnitTest tests[] = {
 int main(int argc, char **argv) {
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, make_folder, remove_folder) ? 1 : 0;
+    return cmocka_run_group_tests(tests, set_up, tear_down) ? 1 : 0;
 }

@@ -1,12 +1,7 @@
 #!/bin/bash
 # The Makefile: nothing is built twice, other flags build anew, CC on the command line leaves MPI's compiler in place.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/script.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL CC # of a make that runs this test
-failures=0
-fail() { echo "FAIL: $*"; failures=1; }
 object=$work/obj/base/clock.o
 
 # build yes|no ARGS...: whether make ARGS... builds the object anew
@@ -24,4 +19,4 @@ for change in "MPI=0 OPT=-O0" "MPI=0 OPT=-O1" "MPI=1 OPT=-O1" "MPI=0 OPT=-O1 EXT
 done
 line=$(make -n V=1 MPI=1 CC=other BUILD="$work" "$work/obj/comm/transport/transport_mpi.o" | grep transport_mpi.c)
 [[ $line == *"OMPI_CC=other mpicc "* ]] || fail "the MPI transport's compiler: $line"
-exit $failures
+finish

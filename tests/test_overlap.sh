@@ -1,14 +1,7 @@
 #!/bin/bash
 # build/overlap: its rows, the bytes and the bound they should show, real and replayed backward, threads and processes;
 # the one line for what it refuses. Times are checked from below only.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-BUILD=${BUILD:-build} MPI=${MPI:-1}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
+. "$(dirname "$0")/script.sh"
 
 cat >"$work/t.cfg" <<CFG
 [model]
@@ -46,6 +39,7 @@ overlap() {
 # replayed MORE-ARGS...: 2 x 2 ranks, backward 100 ms of which the link needs 80
 replayed() { overlap --comm_share 0.8 --backward_ms 100 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2 "$@"; }
 
+# Trap: the fix for a buffer overwritten in flight removes overlap (DeepSpeed#7371): what it hides is measured.
 for algorithm in hierarchical ring reduce_scatter; do
     replayed comm.algorithm=$algorithm
     gradient_bytes=$(grep -o '"bytes": [0-9]*' "$work/out" | awk '{ sum += $2 } END { print sum }')
@@ -66,8 +60,11 @@ overlap --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=1,3 loop
 equal "unequal nodes" "$(value overlap nodes)" 2
 overlap --comm_share 1 --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2,2
 equal "equal nodes as a list" "$(value overlap nodes)" 2
+# Trap: overlap slows compute (nccl#338): what backward takes stands in either row.
 overlap --real "$work/t.cfg" loop.ranks=3
 equal "real: ranks" "$(value overlap ranks)" 3
+at_least "real: backward beside communication" "$(value overlap backward_ms)" 0.001
+at_least "real: backward alone" "$(value blocking backward_ms)" 0.001
 at_least "real: exposed" "$(value overlap exposed_ms)" 0
 if [ "$MPI" = 1 ]; then
     mpirun -n 2 "$BUILD/overlap" --json --steps 1 --backward_ms 20 "$work/t.cfg" >"$work/out" 2>"$work/err" ||
@@ -95,4 +92,4 @@ refused 'comm_share: expected comm.algorithm' --comm_share 1 "$work/t.cfg" loop.
 refused "unknown key 'rank'" "$work/t.cfg" loop.rank=4
 refused 'no_such_profile' --profile "$work/no_such_profile" "$work/t.cfg" loop.ranks=2
 
-[ $failures = 0 ]
+finish

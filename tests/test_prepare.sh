@@ -1,14 +1,8 @@
 #!/bin/bash
 # build/tokenize and build/prepare end to end: shards against the text and against tokenize; pipes, many shards, older
 # sets, interruption, a full disk; the one clear line for bad input.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-BUILD=${BUILD:-build}
+. "$(dirname "$0")/script.sh"
 prepare=$BUILD/prepare tokenize=$BUILD/tokenize
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
 
 # tokens FILE: the tokens of a shard, one a line
 tokens() { tail -c +1025 "$1" | od -An -v -t u2 -w2 | tr -d ' '; }
@@ -160,5 +154,4 @@ refused "expected a folder" "$prepare" --out "$work/a.txt" x "$work/a.txt"
 refused "--val: expected a number in [0, 1], found '2'" "$prepare" --out "$work/no" --val 2 x "$work/a.txt"
 [ ! -e "$work/no" ] && [ -z "$(ls -A "$work/empty")" ] || fail "bad input left something behind"
 
-[ $failures = 0 ] && echo "all passed"
-exit $((failures > 0))
+finish

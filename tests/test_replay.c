@@ -79,7 +79,7 @@ typedef struct Rank {
 } Rank;
 
 /* replay_config NULL: the cpu device. */
-static void set_up(Rank *rank, const ReplayConfig *replay_config, int number, bool recompute) {
+static void set_up(Rank *rank, const ReplayConfig *replay_config, int number, int recompute) {
     *rank = (Rank){0};
     omp_set_num_threads(1);
     Gpt2Options options = {.max_B = B, .max_T = T, .train = true, .recompute = recompute};
@@ -216,7 +216,7 @@ static void test_watched_bits(void **state) {
     (void)state;
     Rank watched;
     Gpt2 *plain;
-    set_up(&watched, NULL, 0, false);
+    set_up(&watched, NULL, 0, RECOMPUTE_NO);
     float *grads = malloc((size_t)watched.table.elems * sizeof(float));
     Gpt2Options options = {.max_B = B, .max_T = T, .train = true};
     assert_ok(gpt2_create(&plain, &small, &watched.table, watched.params, grads, &options, &ops_cpu, &host_memory));
@@ -239,15 +239,18 @@ static int count_calls(const Trace *trace, const char *op, int layer) {
 
 static void test_watch_names_layers(void **state) {
     (void)state;
-    for (int recompute = 0; recompute < 2; recompute++) {
+    for (int recompute = RECOMPUTE_NO; recompute <= RECOMPUTE_LAYERS; recompute++) {
         Rank rank;
         set_up(&rank, NULL, 0, recompute);
         micro_step(&rank, false);
         for (int layer = 0; layer < small.layers; layer++) {
-            int forwards = recompute && layer < small.layers - 1 ? 2 : 1;
+            bool last = layer == small.layers - 1, apart = recompute == RECOMPUTE_GELU || recompute == RECOMPUTE_NORMS;
+            int forwards = recompute == RECOMPUTE_LAYERS && !last ? 2 : 1;
+            int norms = recompute == RECOMPUTE_NORMS ? 2 : forwards, gelus = !apart ? 0 : last ? 1 : 2;
             assert_int_equal(count_calls(&rank.trace, "linear_forward", layer), 4 * forwards);
             assert_int_equal(count_calls(&rank.trace, "attention_forward", layer), forwards);
-            assert_int_equal(count_calls(&rank.trace, "layernorm_forward", layer), 2 * forwards);
+            assert_int_equal(count_calls(&rank.trace, "layernorm_forward", layer), 2 * norms);
+            assert_int_equal(count_calls(&rank.trace, "gelu_forward", layer), gelus);
             assert_int_equal(count_calls(&rank.trace, "linear_backward", layer), 4);
             assert_int_equal(count_calls(&rank.trace, "attention_backward", layer), 1);
             assert_int_equal(count_calls(&rank.trace, "layernorm_backward", layer), 2);
@@ -265,7 +268,7 @@ static void test_watch_names_layers(void **state) {
 /* Same operations, layers, widths, and same moments of announcement. */
 static void test_replay_order(void **state) {
     (void)state;
-    for (int recompute = 0; recompute < 2; recompute++) {
+    for (int recompute = RECOMPUTE_NO; recompute <= RECOMPUTE_LAYERS; recompute++) {
         Rank cpu, replayed;
         set_up(&cpu, NULL, 0, recompute);
         set_up(&replayed, &quick, 0, recompute);
@@ -295,9 +298,9 @@ static double deviation(const float *values, int64_t count) {
 static void test_replay_gradients(void **state) {
     (void)state;
     Rank rank, twin, other;
-    set_up(&rank, &quick, 0, false);
-    set_up(&twin, &quick, 0, false);
-    set_up(&other, &quick, 1, false);
+    set_up(&rank, &quick, 0, RECOMPUTE_NO);
+    set_up(&twin, &quick, 0, RECOMPUTE_NO);
+    set_up(&other, &quick, 1, RECOMPUTE_NO);
     size_t bytes = (size_t)rank.table.elems * sizeof(float);
     float *first = malloc(bytes);
     double loss = micro_step(&rank, false);
@@ -340,8 +343,8 @@ static void test_replay_gradients(void **state) {
 static void test_replay_accumulation(void **state) {
     (void)state;
     Rank once, accumulated;
-    set_up(&once, &quick, 0, false);
-    set_up(&accumulated, &quick, 0, false);
+    set_up(&once, &quick, 0, RECOMPUTE_NO);
+    set_up(&accumulated, &quick, 0, RECOMPUTE_NO);
     micro_step(&once, false);
     micro_step(&accumulated, true);
     for (int64_t i = 0; i < once.table.elems; i++)
@@ -358,7 +361,7 @@ static void test_replay_time_from_ms(void **state) {
     (void)state;
     const ReplayConfig config = {.forward_ms = 20, .backward_ms = 40};
     Rank rank;
-    set_up(&rank, &config, 0, false);
+    set_up(&rank, &config, 0, RECOMPUTE_NO);
     for (int step = 0; step < 2; step++) {
         double start_s = clock_s();
         gpt2_forward(rank.model, rank.tokens, B, T);
@@ -381,7 +384,7 @@ static void test_replay_time_by_rows(void **state) {
     (void)state;
     const ReplayConfig config = {.forward_ms = 30};
     Rank rank;
-    set_up(&rank, &config, 0, false);
+    set_up(&rank, &config, 0, RECOMPUTE_NO);
     double start_s = clock_s();
     gpt2_forward(rank.model, rank.tokens, B, T);
     gpt2_forward(rank.model, rank.tokens, B / 2, T);
@@ -396,7 +399,7 @@ static void test_replay_profile(void **state) {
     Rank real, replayed;
     Profile profile = {0};
     make_folder(&folder);
-    set_up(&real, NULL, 0, false);
+    set_up(&real, NULL, 0, RECOMPUTE_NO);
     timed_ops_init(&real.timed, &ops_cpu, timed_ops_profile, &profile);
     for (int step = 0; step < 2; step++)
         micro_step(&real, false);
@@ -413,7 +416,7 @@ static void test_replay_profile(void **state) {
     assert_ok(profile_write(&profile, folder.file));
     ReplayConfig config = {0};
     snprintf(config.profile, sizeof config.profile, "%s", folder.file);
-    set_up(&replayed, &config, 0, false);
+    set_up(&replayed, &config, 0, RECOMPUTE_NO);
     micro_step(&replayed, false);
     double start_s = clock_s();
     micro_step(&replayed, false);
@@ -435,7 +438,7 @@ static void test_replay_refusals(void **state) {
     make_folder(&folder);
     assert_refused(replay_create(&replay, &config, &small, &options, 0, 1), "replay.backward_ms");
     assert_null(replay);
-    set_up(&real, NULL, 0, false);
+    set_up(&real, NULL, 0, RECOMPUTE_NO);
     timed_ops_init(&real.timed, &ops_cpu, timed_ops_profile, &profile);
     micro_step(&real, false);
     assert_ok(profile_write(&profile, folder.file));
@@ -520,8 +523,8 @@ static void test_replay_threads(void **state) {
     static Rank ranks[RANKS], alone[RANKS];
     pthread_t threads[RANKS];
     for (int i = 0; i < RANKS; i++) {
-        set_up(&ranks[i], &quick, i, false);
-        set_up(&alone[i], &quick, i, false);
+        set_up(&ranks[i], &quick, i, RECOMPUTE_NO);
+        set_up(&alone[i], &quick, i, RECOMPUTE_NO);
         run_rank(&alone[i]);
     }
     for (int i = 0; i < RANKS; i++)

@@ -253,16 +253,17 @@ static void test_overlap_and_delays_change_no_bits(void **state) {
     }
 }
 
-/* Trap: bucket size changes the result. Promised for all but ring, native: their sums' order depends on the cut. */
+/* Trap: bucket size changes the result. Promised for all but ring, native: their sums' order depends on the cut.
+ * Trap: one-tensor bucket takes another path (horovod#358): the first size makes buckets of lnfw, wpe and wte alone. */
 static void test_bucket_size_changes_no_bits(void **state) {
     (void)state;
     static const char *const ordered[] = {"naive", "tree", "reduce_scatter", "hierarchical"};
-    const int64_t sizes[] = {4096, 30000, 1 << 20, (int64_t)1 << 40};
+    const int64_t sizes[] = {WIDTH * sizeof(float), 4096, 30000, 1 << 20, (int64_t)1 << 40};
     for (int a = 0; a < 4; a++) {
         Case reference = new_case(plain(ordered[a], sizes[0], true));
         strcpy(reference.config.ranks_per_node, "2");
         assert_ok(run(&reference, 5, ""));
-        for (int i = 1; i < 4; i++) {
+        for (int i = 1; i < 5; i++) {
             Case other = new_case(plain(ordered[a], sizes[i], true));
             strcpy(other.config.ranks_per_node, "2");
             assert_ok(run(&other, 5, ""));

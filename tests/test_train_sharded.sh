@@ -1,54 +1,9 @@
 #!/bin/bash
 # ./train with optim.zero and comm.compress on a tiny model and real text: the same bits with and without shards, memory
 # and bytes by their formulas, exact resume, one clear line for what does not go together.
-set -u
-cd "$(dirname "$0")/.." || exit 1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train} MPI=${MPI:-1}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-failures=0
-fail() { echo "FAIL: $*"; failures=$((failures + 1)); }
-
-"$BUILD/prepare" --tokenizer bytes --out "$work" --val 0.1 t tests/data/emma.txt >/dev/null || { fail prepare; exit 1; }
-cat >"$work/t.cfg" <<CFG
-[model]
-layers = 2
-heads = 2
-channels = 66
-context = 41
-vocab = 257
-[data]
-train = $work/t_train_*.bin
-val = $work/t_val_*.bin
-tokenizer = bytes
-[train]
-seq_len = 31
-batch = 2
-steps = 12
-[optim]
-lr = 3e-3
-warmup = 5
-[run]
-threads = 1
-[comm]
-verify_every = 1
-calibrate = no
-bucket_bytes = 64K
-CFG
-
-# train NAME RANKS HOW ARGS...: HOW is loop or mpi; out goes to $work/NAME
-train() {
-    local name=$1 ranks=$2 how=$3
-    shift 3
-    if [ "$how" = mpi ] && [ $MPI = 1 ]; then
-        mpirun --oversubscribe -n "$ranks" "$TRAIN" "$work/t.cfg" run.out="$work/$name" "$@" >"$work/$name.log" 2>&1
-    else
-        "$TRAIN" "$work/t.cfg" run.out="$work/$name" loop.ranks="$ranks" "$@" >"$work/$name.log" 2>&1
-    fi || { fail "$name: exit $?"; tail -5 "$work/$name.log"; }
-}
-values() { grep -o "\"$2\":[^,}]*" "$work/$1/log.jsonl" | cut -d: -f2; }
-same_model() { cmp "$work/$1/model.bin" "$work/$2/model.bin" || fail "$1 and $2 differ"; }
+. "$(dirname "$0")/script.sh"
+tiny model.channels=66 model.context=41 data.val="$work/t_val_*.bin" train.seq_len=31 train.batch=2 train.steps=12 \
+    optim.lr=3e-3 optim.warmup=5 comm.verify_every=1 comm.bucket_bytes=64K
 
 echo "- ZeRO-1 on and off, 1 to 5 ranks, odd sizes, T below the context: the same parameters, the same bytes"
 for ranks in 1 2 3 4 5; do
@@ -177,4 +132,4 @@ refuse "comm.requantise = ring: needs comm.compress" comm.requantise=ring comm.a
 refuse "optim.zero = 1: needs comm.algorithm" optim.zero=1 comm.algorithm=ring
 refuse "comm.topk_density: expected" comm.compress=topk comm.topk_density=0.9
 
-[ $failures = 0 ] || { echo "$failures failure(s)"; exit 1; }
+finish

@@ -54,6 +54,8 @@ typedef struct Group {
     int self; /* members[self] is this rank */
 } Group;
 
+enum { TIMED_MAX = 24 }; /* sizes */
+
 /* What the links and the processor were measured to do (comm/calibrate.c). `inside` a node and `between` nodes. */
 typedef struct LinkCosts {
     double latency_s[2];    /* alpha: of an empty message. [0] inside, [1] between */
@@ -67,6 +69,9 @@ typedef struct LinkCosts {
     double wire_ratio; /* bytes on the wire for each of f32 */
     double encode_s_per_byte, decode_add_s_per_byte;
     bool every_hop; /* as in Codec */
+    /* Of a collective that is timed: what it took for arrays of rising size (calibrate_collective). */
+    int timed_count; /* 0: it was not */
+    double timed_bytes[TIMED_MAX], timed_s[TIMED_MAX];
 } LinkCosts;
 
 /* What is reduced. */
@@ -86,6 +91,8 @@ typedef struct Collective {
     /* Optional: BAD_INPUT with a line that says what is missing, where this collective cannot run. */
     Status (*check)(const Group *group);
 
+    bool timed; /* how it works is a library's secret: predict_s goes by what it took at the start */
+
     /* It can use a codec: values are quantised a number of times that does not grow with the group (or, for the
      * baseline that shows why not, does). */
     bool compresses;
@@ -93,7 +100,8 @@ typedef struct Collective {
     /* f32 values that allreduce needs besides data: bounded, whatever elems is. A pure function, alike on all ranks. */
     int64_t (*scratch_elems)(const Group *group, int64_t elems, const Codec *codec);
 
-    /* The cost model: seconds that allreduce should take. A pure function. Formulas: cost.h. */
+    /* The cost model: seconds that allreduce should take; NaN if it should have been timed. A pure function. Formulas:
+     * cost.h. */
     double (*predict_s)(const Group *group, int64_t elems, const LinkCosts *costs);
 
     /* No group of the transport may be open. */

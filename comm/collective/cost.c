@@ -2,6 +2,8 @@
 
 #include "comm/collective/topology.h"
 
+#include <math.h>
+
 double cost_step_s(const LinkCosts *costs, double inside_bytes, double nic_bytes) {
     double inside_s = inside_bytes * costs->s_per_byte[0], nic_s = nic_bytes * costs->s_per_byte[1];
     double latency_s = nic_bytes > 0 ? costs->latency_s[1] : inside_bytes > 0 ? costs->latency_s[0] : 0;
@@ -52,6 +54,17 @@ double cost_coded_sum_s(const LinkCosts *costs, bool last, double members, doubl
     double part = bytes / owners, result = last ? part : 0;
     return (bytes + result) * costs->encode_s_per_byte +
            (members * part + bytes - part + result) * costs->decode_add_s_per_byte;
+}
+
+double cost_timed_s(const LinkCosts *costs, int64_t elems) {
+    const double *sizes = costs->timed_bytes, *time_s = costs->timed_s, bytes = (double)elems * sizeof(float);
+    int count = costs->timed_count, i = 1;
+    if (count < 2 || bytes <= sizes[0])
+        return count > 0 ? time_s[0] : NAN;
+    while (i < count - 1 && sizes[i] < bytes)
+        i++;
+    double slope = (time_s[i] - time_s[i - 1]) / (sizes[i] - sizes[i - 1]), rest = bytes - sizes[i];
+    return time_s[i] + (rest > 0 ? larger(slope, 0) : slope) * rest;
 }
 
 bool cost_coded(const LinkCosts *costs) { return costs->encode_s_per_byte > 0; }

@@ -115,6 +115,10 @@ Status codec_use_gpu(Codec *codec, Gpu *gpu, void *stream) {
     return OK;
 }
 
+size_t codec_gpu_bytes(const Codec *codec) {
+    return codec->residual[0] ? 2 * CODEC_HOPS * (size_t)codec->elems * sizeof(float) : 0;
+}
+
 Status codec_hold(Codec *codec) {
     for (int i = 0; codec->gpu && i < 2 * CODEC_HOPS; i++) {
         float **array = residual_at(codec, i), *held = NULL;

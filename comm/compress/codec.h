@@ -57,6 +57,7 @@ void codec_destroy(Codec *codec); /* accepts NULL and half-built ones */
 /* Before the first use: from now on values, wire and residuals lie in the Gpu's memory, and calls below join `stream`
  * (cudaStream_t). BAD_INPUT for a compressor that runs on the host only. Nothing is measured there. */
 Status codec_use_gpu(Codec *codec, Gpu *gpu, void *stream);
+size_t codec_gpu_bytes(const Codec *codec); /* of the Gpu's memory, that codec_use_gpu will allocate */
 
 /* Brings residuals to the host, for whoever reads or fills codec->residual, and back. Nothing else may use the codec
  * between the two; on the host they do nothing. */

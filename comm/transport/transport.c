@@ -208,10 +208,10 @@ void transport_call(Transport *transport, CallFn *fn, void *user, int argument) 
 
 Status transport_flush(Transport *transport) { return transport->ops->flush ? transport->ops->flush(transport) : OK; }
 
-Status transport_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin) {
+Status transport_allreduce_sum(Transport *transport, const float *terms, float *sum, int64_t elems, bool may_spin) {
     if (transport->failed != OK)
         return error_restore(transport->failed, transport->failed_line);
-    return remember(transport, transport->ops->allreduce_sum(transport, data, elems, may_spin));
+    return remember(transport, transport->ops->allreduce_sum(transport, terms, sum, elems, may_spin));
 }
 
 void transport_abandon(Transport *transport) {

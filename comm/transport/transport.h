@@ -89,9 +89,9 @@ typedef struct TransportOps {
     Status (*wait)(Transport *transport, const MessageGroup *group); /* progress until it has arrived */
     void (*abandon)(Transport *transport); /* the transport touches no memory of its messages any more */
 
-    /* Optional: data f32[elems] becomes the sum over all ranks, in the transport's own order. It waits as `wait` does,
-     * or, if it may spin, as it likes and for ever. */
-    Status (*allreduce_sum)(Transport *transport, float *data, int64_t elems, bool may_spin);
+    /* Optional: sum f32[elems] becomes that of all ranks' terms, in the transport's own order. terms == sum: in place;
+     * else they do not overlap. It waits as `wait` does, or, if it may spin, as it likes and for ever. */
+    Status (*allreduce_sum)(Transport *transport, const float *terms, float *sum, int64_t elems, bool may_spin);
 
     /* Of a transport that moves a device's memory; NULL where work is done when a call returns. See below. */
     void (*mark)(Transport *transport, int mark);
@@ -157,7 +157,7 @@ void transport_call(Transport *transport, CallFn *fn, void *user, int argument);
 Status transport_flush(Transport *transport);
 
 /* Of ops->allreduce_sum, where there is one. No group may be under way. */
-Status transport_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin);
+Status transport_allreduce_sum(Transport *transport, const float *terms, float *sum, int64_t elems, bool may_spin);
 
 /* For a rank that gives up with groups under way: when it returns their memory may go. All later calls return FAULT.
  * A call that returns FAULT has done it already. */

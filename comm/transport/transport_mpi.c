@@ -360,18 +360,19 @@ static Status wait_for_request(MpiTransport *self, MPI_Request *request) {
     return OK;
 }
 
-static Status mpi_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin) {
+static Status mpi_allreduce_sum(Transport *transport, const float *terms, float *sums, int64_t elems, bool may_spin) {
     enum { PIECE_ELEMS = 1 << 28 };
     MpiTransport *self = (MpiTransport *)transport;
     for (int64_t start = 0; start < elems; start += PIECE_ELEMS) {
         int count = (int)(elems - start < PIECE_ELEMS ? elems - start : PIECE_ELEMS);
-        float *sum = data + start;
+        const void *term = terms == sums ? MPI_IN_PLACE : (const void *)(terms + start);
+        float *sum = sums + start;
         MPI_Request request;
         if (may_spin) {
-            TRY_MPI(MPI_Allreduce(MPI_IN_PLACE, sum, count, MPI_FLOAT, MPI_SUM, self->words), "reducing");
+            TRY_MPI(MPI_Allreduce(term, sum, count, MPI_FLOAT, MPI_SUM, self->words), "reducing");
             continue;
         }
-        TRY_MPI(MPI_Iallreduce(MPI_IN_PLACE, sum, count, MPI_FLOAT, MPI_SUM, self->words, &request), "reducing");
+        TRY_MPI(MPI_Iallreduce(term, sum, count, MPI_FLOAT, MPI_SUM, self->words, &request), "reducing");
         TRY(wait_for_request(self, &request));
     }
     count_as_ring(transport, elems);

@@ -114,13 +114,13 @@ static void nccl_abandon(Transport *transport) {
 }
 
 /* Never spins: it only joins the lane. */
-static Status nccl_allreduce_sum(Transport *transport, float *data, int64_t elems, bool may_spin) {
+static Status nccl_allreduce_sum(Transport *transport, const float *terms, float *sum, int64_t elems, bool may_spin) {
     (void)may_spin;
     NcclTransport *self = nccl_of(transport);
     if (!self->comm)
         return fault("NCCL: the communicator was aborted");
     ncclResult_t result =
-        ncclAllReduce(data, data, (size_t)elems, ncclFloat32, ncclSum, self->comm, stream_of(transport));
+        ncclAllReduce(terms, sum, (size_t)elems, ncclFloat32, ncclSum, self->comm, stream_of(transport));
     return result == ncclSuccess ? OK : nccl_fault("all-reduce", result);
 }
 

@@ -187,6 +187,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     properties->minor = runtime().minor;
     properties->totalGlobalMem = runtime().memory_bytes;
     properties->multiProcessorCount = 4;
+    properties->pciBusID = device;
     properties->warpSize = emulator::WARP_LANES;
     properties->maxThreadsPerBlock = emulator::BLOCK_THREADS_MAX;
     properties->sharedMemPerBlock = emulator::STATIC_SHARED_BYTES;

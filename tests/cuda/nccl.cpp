@@ -220,7 +220,9 @@ ncclResult_t ncclRecv(void *data, size_t count, ncclDataType_t type, int peer, n
 }
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
                            cudaStream_t stream) {
-    if (from != to || type != ncclFloat32 || op != ncclSum)
-        die("NCCL: only sums of f32 in place");
+    if (type != ncclFloat32 || op != ncclSum)
+        die("NCCL: only sums of f32");
+    if (from != to && cudaMemcpyAsync(to, from, count * sizeof(float), cudaMemcpyDeviceToDevice, stream) != cudaSuccess)
+        return ncclInvalidArgument;
     return add({Call::SUM, comm, to, count * sizeof(float), -1, stream});
 }
