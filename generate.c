@@ -23,7 +23,7 @@ typedef struct Arguments {
 } Arguments;
 
 static const char usage[] =
-    "generate MODEL [\"PROMPT\"]\n"
+    "generate [options] MODEL [\"PROMPT\"]\n"
     "Continues a text with a model file (llm.c's .bin or .safetensors) and prints prompt and continuation.\n"
     "PROMPT - is read from standard input; without PROMPT the model begins a text of its own.";
 

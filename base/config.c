@@ -320,9 +320,11 @@ void config_visit(const Config *config, ConfigVisitFn *visit, void *user) {
 /* ---- arguments of small programs ---- */
 
 void args_help(const char *usage, const Option *options, int count) {
-    printf("usage: %s\n%s", usage, count ? "\noptions:\n" : "");
+    printf("usage: %s\n\noptions:\n", usage);
     for (int i = 0; i < count; i++)
-        option_help(stdout, &options[i], "--");
+        if (strcmp(options[i].key, "help") != 0)
+            option_help(stdout, &options[i], "--");
+    printf("  %-18s this text\n", "--help");
 }
 
 Status args_parse(const char *usage, const Option *options, int count, void *target, int argc, char **argv,

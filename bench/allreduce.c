@@ -409,10 +409,9 @@ static Status bench_run(Bench *bench) {
      .min = (least), .max = (most), .help = (text)}
 
 static const char usage[] =
-    "allreduce [-b 8] [-e 128M] [-f 2] [-n 20] [-w 5] [-c 1] [--algorithm all] [--compress none]\n"
-    "          [loop.key=value ...]\n"
+    "allreduce [options] [loop.key=value ...]\n"
     "Measures all-reduces of the ranks that mpirun starts, or of --loop-ranks threads, whose links\n"
-    "the keys of [loop] shape (train --help explains them).";
+    "the keys of [loop] shape (train --help explains them). Short options are those of nccl-tests.";
 
 static const Option table[] = {
     {.key = "help", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, help), .initial = "no", .help = "this text"},

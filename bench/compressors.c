@@ -319,7 +319,7 @@ static const Option table[] = {
     {.key = "config", .type = OPTION_STRING, .offset = offsetof(BenchOptions, config), .initial = "",
      .help = "trains this run's model on one rank and measures its gradients, too"},
     {.key = "steps", .type = OPTION_STRING, .offset = offsetof(BenchOptions, steps), .initial = "1,100,1000",
-     .help = "at these steps of it"},
+     .help = "of --config: the steps whose gradients are measured, rising"},
     {.key = "json", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, json), .initial = "no",
      .help = "one JSON object per row; the header goes to stderr"}};
 
@@ -381,8 +381,8 @@ int main(int argc, char **argv) {
     Bench bench = {.options = &options};
     const char *words[WORDS_MAX];
     int count = 0;
-    Status status = args_parse("compressors [--mib 64] [--gradients FILE] [--config FILE.cfg [section.key=value ...]]\n"
-                               "Measures the compressors on one core: speed, ratio, error.",
+    Status status = args_parse("compressors [options] [section.key=value ...]\n"
+                               "Measures the compressors on one core: speed, ratio, error. Keys are those of --config.",
                                table, sizeof table / sizeof *table, &options, argc, argv, words, WORDS_MAX, &count);
     if (status == OK && count > 0 && !options.config[0])
         status = strchr(words[0], '=') ? bad_input("command line: %s: needs --config", words[0])

@@ -453,7 +453,7 @@ int main(int argc, char **argv) {
     const char *words[ARGS_MAX];
     char *arguments[ARGS_MAX + 1] = {"gpu_rates"};
     int count;
-    Status status = args_parse("gpu_rates [--json] FILE.cfg [section.key=value ...]\n"
+    Status status = args_parse("gpu_rates [options] FILE.cfg [section.key=value ...]\n"
                                "What a GPU reaches on the parts of a training step of the model in FILE.cfg.",
                                table, 6, &options, argc, argv, words, ARGS_MAX, &count);
     for (int i = 0; status == OK && i < count; i++)

@@ -426,7 +426,7 @@ int main(int argc, char **argv) {
     const char *words[ARGS_MAX];
     char *arguments[ARGS_MAX + 1] = {"step"};
     int count;
-    Status status = args_parse("step [--batch N] [--seq_len N] FILE.cfg [section.key=value ...]\n"
+    Status status = args_parse("step [options] FILE.cfg [section.key=value ...]\n"
                                "Times one rank's training step of the model in FILE.cfg, by part, against sgemm.",
                                table, 4, &options, argc, argv, words, ARGS_MAX, &count);
     for (int i = 0; status == OK && i < count; i++)

@@ -17,7 +17,7 @@ typedef struct Arguments {
 } Arguments;
 
 static const Option options[] = {
-    {"json", OPTION_BOOL, offsetof(Arguments, json), "no", 0, 0, NULL, "print the table as JSON"},
+    {"json", OPTION_BOOL, offsetof(Arguments, json), "no", 0, 0, NULL, "one JSON object per row"},
 };
 
 static const char usage[] = "extract_text [options] UNPACKED OUT\n"

@@ -48,7 +48,7 @@ static const Option options[] = {
      "tokens per shard; the last one is shorter"},
     {"val", OPTION_FLOAT, offsetof(Arguments, val), "0.02", 0, 1, NULL,
      "share of each text that is held out for validation"},
-    {"json", OPTION_BOOL, offsetof(Arguments, json), "no", 0, 0, NULL, "print the closing table as JSON"},
+    {"json", OPTION_BOOL, offsetof(Arguments, json), "no", 0, 0, NULL, "the closing table as one JSON object per row"},
 };
 enum { OPTION_COUNT = sizeof options / sizeof options[0] };
 

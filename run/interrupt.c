@@ -40,7 +40,7 @@ static void on_signal(int number) {
     long long saved = atomic_load(&step_saved);
     add(&line, isatty(STDERR_FILENO) ? "\n" : ""); /* behind a line of progress */
     add(&line, program_invocation_short_name);
-    add(&line, ": interrupted after step ");
+    add(&line, ": stopped after step ");
     add_number(&line, atomic_load(&step_done));
     if (saved > 0) {
         add(&line, "; the last checkpoint is of step ");

@@ -1,5 +1,6 @@
-/* Ctrl-C, and the SIGTERM that launchers and schedulers send: one line that says how far the run has come and where it
- * can go on, then the process ends as the signal ends it, its ranks with it. Process-wide; for the process of rank 0. */
+/* Ctrl-C, and the SIGTERM that schedulers send, and launchers when a rank is lost: one line that says how far the run
+ * has come and where it can go on, then the process ends as the signal ends it, its ranks with it. Process-wide; for
+ * the process of rank 0. */
 #ifndef RUN_INTERRUPT_H
 #define RUN_INTERRUPT_H
 

@@ -321,7 +321,8 @@ int main(int argc, char **argv) {
     Arguments arguments = {0};
     const char *names[2];
     int count = 0;
-    Status status = args_parse("golden DIR NAME\nChecks the model against DIR/NAME_model.bin, _state.bin, _train.txt.",
+    Status status = args_parse("golden [options] DIR NAME\n"
+                               "Checks the model against DIR/NAME_model.bin, _state.bin, _train.txt.",
                                options, 3, &arguments, argc, argv, names, 2, &count);
     if (status == OK && count != 2)
         status = bad_input("expected a folder and a name, found %d arguments", count);

@@ -21,7 +21,7 @@ interrupted() {
     wait $process
     local found=$?
     [ $found = "$code" ] || [ "$code" = any ] || fail "$signal: $*: exit $found" "$work/log"
-    [ "$(grep -c '^train: ' "$work/log")" = 1 ] && grep -q "^train: interrupted after step [0-9]*; $text$" "$work/log" ||
+    [ "$(grep -c '^train: ' "$work/log")" = 1 ] && grep -q "^train: stopped after step [0-9]*; $text$" "$work/log" ||
         fail "$signal: $*: expected '$text'" "$work/log"
     pgrep -f "run.out=$work/out" >/dev/null && fail "$signal: $*: a rank is left"
 }

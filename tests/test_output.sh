@@ -19,7 +19,8 @@ for program in "$TRAIN" "$BUILD"/{generate,prepare,tokenize,extract_text,step,co
     [ -x "$program" ] || continue # gpu_rates is built for GPUs only
     name=$(basename "$program")
     "$program" --help >"$work/help" || fail "$name --help: exit $?"
-    head -1 "$work/help" | grep -q "^usage: $name " || fail "$name --help: $(head -1 "$work/help")"
+    head -1 "$work/help" | grep -q "^usage: $name \[" || fail "$name --help: $(head -1 "$work/help")"
+    [ "$program" = "$TRAIN" ] || grep -q "^  --help  *this text$" "$work/help" || fail "$name --help: not itself"
     full "$name" "$program" --help
 done
 echo "Hello world" >"$work/text"
