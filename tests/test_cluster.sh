@@ -64,11 +64,18 @@ refuse 'found 2$' --nodes 3 --ranks-per-node 1,2 -- true
 refuse '--rate: expected' --rate 1gigabyte -- true
 refuse '--down: expected' --down 2:1:1 -- true
 "$PWD/bench/cluster" --help | grep -q -- '--ranks-per-node' || fail "--help"
-for options in '--steps 2' '--repeats 0' '--nodes two' '--fast 1' '--hostfile'; do
+for options in '--steps 2' '--repeats 0' '--nodes two' '--fast 1' '--hostfile' '--flat 8' '--flat 0' '--flat x' \
+    '--cases zzz' '--cases (' '--bucket x' '--nodes 1 --ranks-per-node 1'; do
     # shellcheck disable=SC2086
-    bench/speedup $options >"$work/out" 2>"$work/err"
+    bench/speedup --out "$work/none" $options >"$work/out" 2>"$work/err"
     [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q '^speedup: ' "$work/err" || fail "speedup $options: $(cat "$work/err")"
 done
+for options in '--only zzz' '--only' '--short --only f32.2' '--steps x' '--fast'; do
+    # shellcheck disable=SC2086
+    bench/accuracy $options >"$work/out" 2>"$work/err"
+    [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q '^accuracy: ' "$work/err" || fail "accuracy $options: $(cat "$work/err")"
+done
+[ ! -e "$work/none" ] && [ ! -s "$work/out" ] || fail "what is refused writes something"
 bench/speedup --help | grep -q -- '--hostfile FILE' || fail "speedup --help"
 
 echo "- killed"
