@@ -21,10 +21,9 @@ header() { sed -n "/^---/q;s/^$2: //p" "tests/mutants/$1.patch"; }
 made() { local how=$(header "$1" Make); echo "${how:-test CUDA=0}"; }
 tree() { echo "$room/tree_${1//[^a-zA-Z0-9]/_}"; }
 
-# outcome FOLDER HOW TEST: passed, failed, hung, or nothing if it does not build
+# outcome FOLDER HOW TEST: passed, failed, or nothing if it does not build
 outcome() {
-    (cd "$1" && timeout 300 $make -s -j"$(nproc)" $2 TEST="$3") >"$room/log" 2>&1
-    [ $? = 124 ] && echo hung
+    (cd "$1" && LIMIT_S=300 $make -s -j"$(nproc)" $2 TEST="$3") >"$room/log" 2>&1
     sed -n 's/^1 passed, 0 failed$/passed/p;s/^0 passed, 1 failed$/failed/p' "$room/log"
 }
 
@@ -52,7 +51,6 @@ try() {
     case $(outcome "$room/fault" "$how" "$test") in
     passed) line="MISSED  $1 by $test" ;;
     failed) line="caught  $1 by $test" ;;
-    hung) line="caught  $1 by $test, which hangs" ;;
     *) line="STALE   $1: does not build" ;;
     esac
 }
