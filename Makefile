@@ -178,11 +178,13 @@ test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
 	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate BUILD=$(BUILD)/emulate TRAIN=$(BUILD)/emulate/train emulated)
 	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) EMULATED=$(EMULATED_BUILD) tests/run.sh $(TEST)
+# What gcc warns of under sanitizers may not be there.
+ASAN_QUIET := $(if $(findstring gcc,$(CC)),-Wno-maybe-uninitialized)
 asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, ranks as threads
 	@ASAN_OPTIONS=allocator_may_return_null=1 $(MAKE) --no-print-directory test MPI=0 \
 	    CUDA=$(if $(filter-out 0,$(CUDA)),$(if $(CUDA_HEADERS),emulate,0),0) \
 	    BUILD=build/asan TRAIN=build/asan/train OPT=-O1 \
-	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer $(ASAN_QUIET)"
 # The comm room needs neither OpenMP nor BLAS, whose threads ThreadSanitizer cannot follow.
 TSAN_TESTS := test_comm test_transport test_collective test_sync test_shard test_feedback
 TSAN_CFLAGS := -fsanitize=thread -DFEWER_CASES -Wno-unknown-pragmas -Wno-unused-parameter

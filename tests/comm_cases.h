@@ -6,6 +6,7 @@
 
 #include "comm/internal.h"
 #include "tests/collective_cases.h"
+#include "tests/with_sync.h"
 
 #include <stdio.h>
 
@@ -85,7 +86,8 @@ static inline void case_table(ParamTable *table) {
 
 /* Several steps, marked in a different order on each rank and step. Small integers, and ranks a power of two or not:
  * the mean is within one rounding per rank. */
-static inline Status case_sync_steps(Comm *comm, Sync *sync, const ParamTable *table, float *grads) {
+static inline Status case_sync_steps(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    (void)user;
     int rank = comm_rank(comm), ranks = comm_ranks(comm);
     for (int step = 0; step < 4; step++) {
         for (int64_t i = 0; i < table->elems; i++)
@@ -110,18 +112,9 @@ static inline Status case_sync_steps(Comm *comm, Sync *sync, const ParamTable *t
 }
 
 static inline Status case_sync(Comm *comm, void *user) {
-    CommConfig config = *(const CommConfig *)user;
     ParamTable table;
-    Sync *sync;
     case_table(&table);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK)
-        status = case_sync_steps(comm, sync, &table, grads);
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return with_sync(comm, user, &table, case_sync_steps, NULL);
 }
 
 #endif

@@ -1,5 +1,7 @@
-# What the tests of one program under mpirun share; they source it behind script.sh and set $program.
+# What the tests of a test program under mpirun share, which has their name; they source it behind script.sh.
 needs_mpi
+program=$BUILD/tests/$(basename "$0" .sh)
+[ -x "$program" ] || { fail "$program is missing"; finish; }
 
 # start RANKS ARGUMENTS...: runs them, at most a minute; sets code
 start() {

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Runs every test program in $BUILD/tests and every tests/test_*.sh, with the include rules first; closes with
-# "N passed, N failed". A failing test's output is shown whole. Arguments: names of tests, default all.
+# "N passed, N failed". A failing test's output is shown whole. Arguments: names of tests, default all. LIMIT_S, if set, is
+# how long one may take.
 # test_cuda_* of $BUILD use a GPU where there is one; those of $EMULATED, a build folder, run on the CPU.
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -14,7 +15,7 @@ passed=0 failed=0
 run() {
     local name=$1 start=$SECONDS
     shift
-    if "$@" >"$log" 2>&1; then
+    if ${LIMIT_S:+timeout "$LIMIT_S"} "$@" >"$log" 2>&1; then
         passed=$((passed + 1))
         printf 'ok    %-28s %3d s  %s\n' "$name" $((SECONDS - start)) "$(grep -aoE '[0-9]+ test\(s\) run|skipped: .*' "$log" | tail -1)"
     else

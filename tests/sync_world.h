@@ -4,7 +4,7 @@
 
 #include "base/config.h"
 #include "base/random.h"
-#include "comm/comm.h"
+#include "tests/with_sync.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -131,26 +131,24 @@ static void test_sync(void **state) {
 
 /* Trap: two communicators used in different orders (nccl#195, #592). All that a rank sends leaves from one ordered queue;
  * a rank whose calls come in another order is told so, by the labels, where it would hang or take one for the other. */
-static Status other_order(Comm *comm, void *user) {
-    (void)user;
-    ParamTable table;
-    Sync *sync = NULL;
+static Status other_order(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
     double sum = 1;
+    for (int turn = 0; turn < 2; turn++)
+        TRY((turn == 0) == (comm_rank(comm) == 1) ? comm_reduce(comm, &sum, 1, COMM_SUM)
+                                                  : case_sync_steps(comm, sync, table, grads, user));
+    return OK;
+}
+
+/* user is a SyncBody *. */
+static Status sync_rank(Comm *comm, void *user) {
+    ParamTable table;
     case_table(&table);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
-    for (int turn = 0; turn < 2 && status == OK; turn++)
-        status = (turn == 0) == (comm_rank(comm) == 1) ? comm_reduce(comm, &sum, 1, COMM_SUM)
-                                                       : case_sync_steps(comm, sync, &table, grads);
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return with_sync(comm, &config, &table, *(SyncBody **)user, NULL);
 }
 
 static void test_other_order(void **state) {
     (void)state;
-    assert_int_equal(run(3, other_order, NULL), FAULT);
+    assert_int_equal(run(3, sync_rank, &(SyncBody *){other_order}), FAULT);
     if (!strstr(error_line(), " sent ") || !strstr(error_line(), "expected"))
         fail_msg("found '%s'", error_line());
 }
@@ -162,30 +160,21 @@ static void *mark_odd(void *sync) {
     return NULL;
 }
 
-static Status two_markers(Comm *comm, void *user) {
-    (void)user;
-    ParamTable table;
-    Sync *sync;
-    case_table(&table);
-    EXPECT(table.gradient_count == 4);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    TRY(sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads}));
+static Status two_markers(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    (void)comm, (void)grads, (void)user;
+    EXPECT(table->gradient_count == 4);
     pthread_t other;
     sync_begin(sync);
     EXPECT(pthread_create(&other, NULL, mark_odd, sync) == 0);
     sync_mark_ready(sync, 2);
     sync_mark_ready(sync, 0);
     pthread_join(other, NULL);
-    TRY(sync_wait(sync));
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return OK;
+    return sync_wait(sync);
 }
 
 static void test_two_threads_mark(void **state) {
     (void)state;
-    assert_ok(run(3, two_markers, NULL));
+    assert_ok(run(3, sync_rank, &(SyncBody *){two_markers}));
 }
 
 static void test_native_refused_on_loop(void **state) {

@@ -3,7 +3,6 @@
 # Called by `make test` with BUILD and MPI set.
 . "$(dirname "$0")/script.sh"
 . tests/mpi_cases.sh
-program=$BUILD/tests/test_comm_mpi
 
 # expect CODE LINE WHAT: that exit code, and the program's only line
 expect() {

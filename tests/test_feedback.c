@@ -68,9 +68,11 @@ static Status replan(Sync *sync, const Case *test, int round) {
     return sync_replan(sync, &config);
 }
 
-static Status run_rounds(Comm *comm, Sync *sync, Case *test, const ParamTable *table, float *grads) {
+static Status run_rounds(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    Case *test = user;
     size_t bytes = (size_t)table->elems * sizeof(float);
     float *out = test->results;
+    sync_resume(sync, test->resume);
     for (int round = 0; round < test->rounds; round++) {
         bool skip = round == test->skip_round;
         if (round == test->omit_round)
@@ -106,17 +108,7 @@ static Status run_rank(Comm *comm, void *user) {
     ParamTable table;
     sync_settings(test->settings, &config, &loop);
     sync_table_make(&table);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Sync *sync = NULL;
-    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK)
-        sync_resume(sync, test->resume);
-    if (status == OK)
-        status = run_rounds(comm, sync, test, &table, grads);
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return with_sync(comm, &config, &table, run_rounds, test);
 }
 
 static void run_case(Case *test) {

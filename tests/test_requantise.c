@@ -253,7 +253,8 @@ static Status check_step(Comm *comm, const ParamTable *table, const float *grads
 }
 
 /* Other buckets half-way. */
-static Status sync_steps(Comm *comm, Sync *sync, CommConfig *config, const ParamTable *table, float *grads) {
+static Status sync_steps(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    CommConfig *config = user;
     if (!strstr(sync_plan(sync), "int8 at each hop,") || sync_residuals(sync) != 0)
         return fault("unexpected plan: %s, %d residuals", sync_plan(sync), sync_residuals(sync));
     for (int step = 0; step < STEPS; step++) {
@@ -271,17 +272,9 @@ static Status sync_rank(Comm *comm, void *user) {
     CommConfig config = {0};
     LoopConfig loop = {0};
     ParamTable table;
-    Sync *sync = NULL;
     sync_settings(user, &config, &loop);
     sync_table_make(&table);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK)
-        status = sync_steps(comm, sync, &config, &table, grads);
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return with_sync(comm, &config, &table, sync_steps, &config);
 }
 
 static void test_sync(void **state) {

@@ -3,14 +3,10 @@
 #define _POSIX_C_SOURCE 200809L
 #include "tests/check.h"
 
-#include "base/random.h"
 #include "comm/bucket.h"
-#include "comm/comm.h"
+#include "tests/sync_world.h"
 
-#include <assert.h>
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* ---- the cut ---- */
 
@@ -159,31 +155,27 @@ static Status step(Sync *sync, const Case *test, const ParamTable *table, float 
     return sync_wait(sync);
 }
 
-static Status run_rank(Comm *comm, void *user) {
+static Status run_steps(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
     Case *test = user;
-    int rank = comm_rank(comm);
-    ParamTable table;
-    make_table(&table, LAYERS, WIDTH);
-    size_t bytes = (size_t)table.elems * sizeof(float);
-    float *grads = memory_alloc(comm_memory(comm), bytes);
-    Sync *sync = NULL;
-    Status status = sync_create(&sync, comm, &test->config, &(SyncSetup){.table = &table, .grads = grads});
-    for (int number = 0; status == OK && number < STEPS; number++) {
-        status = step(sync, test, &table, grads, rank, number);
-        if (status == OK)
-            status = comm_verify(comm, grads, bytes, "gradients");
+    size_t bytes = (size_t)table->elems * sizeof(float);
+    for (int number = 0; number < STEPS; number++) {
+        TRY(step(sync, test, table, grads, comm_rank(comm), number));
+        TRY(comm_verify(comm, grads, bytes, "gradients"));
         double sent = (double)(sync_stats(sync).bytes_intra + sync_stats(sync).bytes_inter);
-        if (status == OK)
-            status = comm_reduce(comm, &sent, 1, COMM_SUM);
-        if (rank == 0 && status == OK) {
-            memcpy(test->result + number * table.elems, grads, bytes);
+        TRY(comm_reduce(comm, &sent, 1, COMM_SUM));
+        if (comm_rank(comm) == 0) {
+            memcpy(test->result + number * table->elems, grads, bytes);
             test->bytes = (int64_t)sent;
         }
     }
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return OK;
+}
+
+static Status run_rank(Comm *comm, void *user) {
+    Case *test = user;
+    ParamTable table;
+    make_table(&table, LAYERS, WIDTH);
+    return with_sync(comm, &test->config, &table, run_steps, test);
 }
 
 static int64_t table_elems(void) {
@@ -403,47 +395,41 @@ static void test_two_runs_same_bits_on_odd_shapes(void **state) {
 enum { UNEVEN_TOKENS = 7 };
 
 /* Ranks have 3, 2, ..., 2 tokens; each token's gradient is value_of; a rank's is the mean of its own. */
-static Status uneven_rank(Comm *comm, void *user) {
-    Case *test = user;
+static Status uneven_step(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    (void)user;
     int rank = comm_rank(comm), mine = rank == 0 ? 3 : 2, first = rank == 0 ? 0 : 3 + 2 * (rank - 1);
-    ParamTable table;
-    make_table(&table, LAYERS, WIDTH);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Sync *sync = NULL;
-    Status status = sync_create(&sync, comm, &test->config, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK) {
-        sync_weight(sync, (double)mine / UNEVEN_TOKENS);
-        sync_begin(sync);
-        for (int64_t i = 0; i < table.elems; i++) {
-            grads[i] = 0;
-            for (int token = first; token < first + mine; token++)
-                grads[i] += value_of(token, 0, i) / (float)mine;
-        }
-        for (int g = 0; g < table.gradient_count; g++)
-            sync_mark_ready(sync, g);
-        status = sync_wait(sync);
+    sync_weight(sync, (double)mine / UNEVEN_TOKENS);
+    sync_begin(sync);
+    for (int64_t i = 0; i < table->elems; i++) {
+        grads[i] = 0;
+        for (int token = first; token < first + mine; token++)
+            grads[i] += value_of(token, 0, i) / (float)mine;
     }
-    for (int64_t i = 0; i < table.elems && status == OK; i++) {
+    for (int g = 0; g < table->gradient_count; g++)
+        sync_mark_ready(sync, g);
+    TRY(sync_wait(sync));
+    for (int64_t i = 0; i < table->elems; i++) {
         double mean = 0;
         for (int token = 0; token < UNEVEN_TOKENS; token++)
             mean += (double)value_of(token, 0, i) / UNEVEN_TOKENS;
         if (!(fabs(grads[i] - mean) <= 20 * 0x1p-24 * 6))
-            status = fault("rank %d: value %lld is %g, expected %g", rank, (long long)i, (double)grads[i], mean);
+            return fault("rank %d: value %lld is %g, expected %g", rank, (long long)i, (double)grads[i], mean);
     }
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return OK;
+}
+
+static Status uneven_rank(Comm *comm, void *user) {
+    ParamTable table;
+    make_table(&table, LAYERS, WIDTH);
+    return with_sync(comm, user, &table, uneven_step, NULL);
 }
 
 /* Trap: uneven last batch (pytorch#33148, #38174): ranks with one sample fewer: the mean over tokens, no hang. */
 static void test_uneven_batch_is_weighted_by_tokens(void **state) {
     (void)state;
     for (int a = 0; a < ALGORITHMS; a++) {
-        Case test = new_case(plain(algorithms[a], 20000, true));
-        LoopConfig loop = {.ranks = 3};
-        assert_ok(comm_run(&test.config, &loop, OK, uneven_rank, &test));
-        free(test.result);
+        CommConfig config = plain(algorithms[a], 20000, true);
+        assert_ok(comm_run(&config, &(LoopConfig){.ranks = 3}, OK, uneven_rank, &config));
     }
 }
 
@@ -464,21 +450,17 @@ static void test_lost_messages_name_rank_node_and_bucket(void **state) {
 /* ---- after a fault ---- */
 
 /* One step over a large array, after which its memory goes. */
-static Status large_step(Comm *comm, void *user) {
+static Status large_step(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    (void)comm, (void)table, (void)grads, (void)user;
+    sync_begin(sync);
+    sync_mark_ready(sync, 0);
+    return sync_wait(sync);
+}
+
+static Status large_rank(Comm *comm, void *user) {
     ParamTable table = {0};
     param_add(&table, "wte", -1, 1 << 20, 1);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Sync *sync = NULL;
-    Status status = sync_create(&sync, comm, user, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK) {
-        sync_begin(sync);
-        sync_mark_ready(sync, 0);
-        status = sync_wait(sync);
-    }
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return with_sync(comm, user, &table, large_step, NULL);
 }
 
 /* A rank dies in mid-bucket: while the survivors free their memory, others may still add from it. Under ASan. */
@@ -490,38 +472,33 @@ static void test_memory_goes_after_a_fault(void **state) {
             CommConfig config = plain(names[i], 1 << 30, true);
             LoopConfig loop = {.ranks = 4};
             snprintf(loop.faults, sizeof loop.faults, "die:rank=3,message=%d", message);
-            Status status = comm_run(&config, &loop, OK, large_step, &config);
+            Status status = comm_run(&config, &loop, OK, large_rank, &config);
             assert_true(status == FAULT || message > 10);
             assert_true(status == OK || strstr(error_line(), "rank 3"));
         }
 }
 
 /* Rank 1 gives up in the middle of backward, after user's number of marks. */
-static Status leave_backward(Comm *comm, void *user) {
-    int marks = *(const int *)user;
+static Status leave_backward(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    (void)grads;
+    sync_begin(sync);
+    for (int g = 0; g < (comm_rank(comm) == 1 ? *(const int *)user : table->gradient_count); g++)
+        sync_mark_ready(sync, g);
+    return comm_rank(comm) == 1 ? fault("disk full") : sync_wait(sync);
+}
+
+static Status leaving_rank(Comm *comm, void *user) {
     CommConfig config = plain("reduce_scatter", 20000, true);
     ParamTable table;
-    Sync *sync = NULL;
     make_table(&table, LAYERS, WIDTH);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK) {
-        sync_begin(sync);
-        for (int g = 0; g < (comm_rank(comm) == 1 ? marks : table.gradient_count); g++)
-            sync_mark_ready(sync, g);
-        status = comm_rank(comm) == 1 ? fault("disk full") : sync_wait(sync);
-    }
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return with_sync(comm, &config, &table, leave_backward, user);
 }
 
 static void test_a_rank_leaves_backward(void **state) {
     (void)state;
     for (int marks = 0; marks < 8; marks++) {
         CommConfig config = plain("auto", 20000, true);
-        assert_int_equal(comm_run(&config, &(LoopConfig){.ranks = 3}, OK, leave_backward, &marks), FAULT);
+        assert_int_equal(comm_run(&config, &(LoopConfig){.ranks = 3}, OK, leaving_rank, &marks), FAULT);
         assert_string_equal(error_line(), "rank 1: disk full");
     }
 }

@@ -127,12 +127,14 @@ static void settings_of(const Case *test, CommConfig *config, LoopConfig *loop) 
     sync_settings(text, config, loop);
 }
 
-static Status run_steps(Comm *comm, Sync *sync, const CommConfig *config, Case *test, const ParamTable *table,
-                        float *grads) {
+static Status run_steps(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
+    Case *test = user;
+    CommConfig other = {0};
+    LoopConfig loop = {0};
+    settings_of(test, &other, &loop);
+    other.bucket_bytes = 150000;
     int64_t elems = table->elems;
     for (int step = 0; step < STEPS; step++) {
-        CommConfig other = *config;
-        other.bucket_bytes = 150000;
         TRY(step == REPLAN ? sync_replan(sync, &other) : OK);
         sync_begin(sync);
         memcpy(grads, gradient_of(comm_rank(comm), step, elems), (size_t)elems * sizeof(float));
@@ -156,17 +158,9 @@ static Status run_rank(Comm *comm, void *user) {
     CommConfig config = {0};
     LoopConfig loop = {0};
     ParamTable table;
-    Sync *sync = NULL;
     settings_of(test, &config, &loop);
     sync_table_make(&table);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Status status = sync_create(&sync, comm, &config, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK)
-        status = run_steps(comm, sync, &config, test, &table, grads);
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
-    return status;
+    return with_sync(comm, &config, &table, run_steps, test);
 }
 
 /* ---- both ---- */

@@ -31,24 +31,20 @@ typedef struct Job {
     int buckets; /* set by rank 0 */
 } Job;
 
-static Status write_trace(Comm *comm, void *user) {
+static Status write_trace(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
     Job *job = user;
-    ParamTable table;
-    Sync *sync;
     Trace *trace;
-    sync_table_make(&table);
-    float *grads = memory_alloc(comm_memory(comm), (size_t)table.elems * sizeof(float));
-    Status status = sync_create(&sync, comm, job->config, &(SyncSetup){.table = &table, .grads = grads});
-    if (status == OK)
-        status = trace_open(&trace, comm, 10000);
-    if (status == OK) {
-        status = run_steps(comm, sync, trace, &table, grads, &job->buckets);
-        trace_close(trace);
-    }
-    sync_destroy(sync);
-    memory_free(comm_memory(comm), grads);
-    param_table_free(&table);
+    TRY(trace_open(&trace, comm, 10000));
+    Status status = run_steps(comm, sync, trace, table, grads, &job->buckets);
+    trace_close(trace);
     return status;
+}
+
+static Status traced_rank(Comm *comm, void *user) {
+    const Job *job = user;
+    ParamTable table;
+    sync_table_make(&table);
+    return with_sync(comm, job->config, &table, write_trace, user);
 }
 
 /* ---- reading ---- */
@@ -182,7 +178,7 @@ static void test_phases_lie_inside_their_bucket(void **state) {
         sync_settings(settings, &config, &loop);
         Job job = {&config, 0};
         print_message("%s\n", cases[i].settings);
-        assert_ok(comm_run(&config, &loop, OK, write_trace, &job));
+        assert_ok(comm_run(&config, &loop, OK, traced_rank, &job));
         cJSON *json = read_json();
         const cJSON *events = cJSON_GetObjectItem(json, "traceEvents");
         assert_true(cJSON_IsArray(events));

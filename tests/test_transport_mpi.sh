@@ -3,7 +3,6 @@
 # nothing left behind by a killed rank. Called by `make test` with BUILD and MPI set.
 . "$(dirname "$0")/script.sh"
 . tests/mpi_cases.sh
-program=$BUILD/tests/test_transport_mpi
 
 # passes LINE WHAT
 passes() { [ "$code" = 0 ] && grep -qx "$1" "$work/output" || fail "$2" "$work/output"; }
