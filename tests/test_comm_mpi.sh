@@ -9,7 +9,6 @@ if [ "${MPI:-1}" = 0 ]; then
 fi
 [ -x "$program" ] || { echo "test_comm_mpi.sh: $program is missing"; exit 1; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # Open MPI refuses root without them
-export OMPI_MCA_rmaps_base_oversubscribe=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failures=0

@@ -79,7 +79,7 @@ start() {
     done
     sleep 0.$((RANDOM % 400 + 100))
     processes=$(ranks_of $launcher)
-    [ "$(wc -l <<<"$processes")" = 4 ] || fail "$name: expected four ranks"
+    [ "$(wc -l <<<"$processes")" = 4 ] || { fail "$name: expected four ranks"; kill $launcher; exit 1; }
 }
 
 process_of() { sed -n "s/^$1 //p" <<<"$processes"; }

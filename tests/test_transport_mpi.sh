@@ -9,7 +9,6 @@ if [ "${MPI:-1}" = 0 ]; then
 fi
 [ -x "$program" ] || { echo "test_transport_mpi.sh: $program is missing"; exit 1; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 # Open MPI refuses root without them
-export OMPI_MCA_rmaps_base_oversubscribe=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 failures=0
@@ -24,7 +23,7 @@ fail() {
 start() {
     ranks=$1
     shift
-    timeout 60 mpirun -n "$ranks" "$program" "$@" >"$folder/output" 2>&1
+    timeout 60 mpirun --oversubscribe -n "$ranks" "$program" "$@" >"$folder/output" 2>&1
     code=$?
 }
 
@@ -55,7 +54,7 @@ start 2 longer
 fails 'rank [01] sent .* bytes where rank [01] expected .*' 'sizes differ between nodes'
 
 # Shared memory of killed ranks goes with them
-mpirun -n 2 "$program" hold "$folder" >"$folder/output" 2>&1 &
+mpirun --oversubscribe -n 2 "$program" hold "$folder" >"$folder/output" 2>&1 &
 launcher=$!
 tries=0
 while [ "$(cat "$folder"/?.pid 2>/dev/null | wc -l)" != 2 ] && [ $tries -lt 300 ]; do
