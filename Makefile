@@ -199,7 +199,7 @@ lint: ## check who includes whom
 
 # ---- data and demo ----
 PACKAGES := gcc make pkg-config libopenblas-dev libhwloc-dev libinih-dev libcjson-dev libpcre2-dev zlib1g-dev \
-            libcmocka-dev $(if $(filter 0,$(MPI)),,libopenmpi-dev openmpi-bin)
+            libcmocka-dev $(if $(filter 0,$(MPI)),,libopenmpi-dev openmpi-bin iproute2 procps)
 .PHONY: deps data demo accuracy
 deps: ## install what is missing, by apt-get as root or with sudo
 	@missing=$$(for p in $(PACKAGES); do \

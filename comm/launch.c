@@ -207,6 +207,10 @@ static Status run_alone(const CommConfig *config, const LoopConfig *loop, Status
     int processes = launched_processes();
     if (!process_transport() && processes != 0 && processes != 1)
         return bad_input("mpirun or srun started several of this program, which was built without MPI (make MPI=0)");
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS"); /* srun's, who tells of them only those who can ask for them */
+    if (processes == 0 && tasks && atoi(tasks) > 1 && config->transport == TRANSPORT_AUTO)
+        return bad_input("srun started %s of this program, each of them alone: srun --mpi=pmix makes them ranks of one "
+                         "run, comm.transport=loop means it so", tasks);
     if (config->transport == TRANSPORT_MPI)
         return bad_input("comm.transport = mpi: %s", process_transport() ? "start the program with mpirun or srun"
                                                                          : "the program was built without MPI (MPI=0)");

@@ -5,7 +5,7 @@ program=$BUILD/tests/$(basename "$0" .sh)
 
 # start RANKS ARGUMENTS...: runs them, at most a minute; sets code
 start() {
-    timeout 60 mpirun -n "$1" "$program" "${@:2}" >"$work/output" 2>&1
+    timeout 60 mpirun --oversubscribe -n "$1" "$program" "${@:2}" >"$work/output" 2>&1
     code=$?
 }
 
@@ -22,7 +22,7 @@ every_case() {
 # code, and expects nobody to stay behind
 killed() {
     local launcher tries rank
-    mpirun -n "$1" "$program" "$2" "$work" >"$work/output" 2>&1 &
+    mpirun --oversubscribe -n "$1" "$program" "$2" "$work" >"$work/output" 2>&1 &
     launcher=$!
     for ((tries = 0; tries < 300 && $(cat "$work"/?.pid 2>/dev/null | wc -l) < $1; tries++)); do sleep 0.1; done
     kill -9 "$(cat "$work/1.pid")" || kill $launcher

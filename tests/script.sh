@@ -2,7 +2,7 @@
 # failures and how to end.
 set -u
 cd "$(dirname "$0")/.." || exit 1
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 BUILD=${BUILD:-build} TRAIN=${TRAIN:-./train} MPI=${MPI:-1}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -38,7 +38,7 @@ tiny() {
 # train NAME RANKS HOW ARGS...: HOW is loop or mpi, which is loop where MPI was left out; out goes to $work/NAME
 train() {
     local launch=() name=$1 ranks=$2 arguments=("$work/t.cfg" run.out="$work/$1")
-    [ "$3" = mpi ] && [ "$MPI" = 1 ] && launch=(mpirun -n "$ranks") || arguments+=(loop.ranks="$ranks")
+    [ "$3" = mpi ] && [ "$MPI" = 1 ] && launch=(mpirun --oversubscribe -n "$ranks") || arguments+=(loop.ranks="$ranks")
     shift 3
     "${launch[@]}" "$TRAIN" "${arguments[@]}" "$@" >"$work/$name.log" 2>&1 || fail "$name: exit $?" "$work/$name.log"
 }

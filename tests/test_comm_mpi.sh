@@ -16,6 +16,12 @@ start 3 config 1
 expect 2 'rank 1: x.cfg:3: comm.ranks: no such key' 'one rank cannot read its config'
 start 2 loop
 expect 2 'comm.transport = loop: .*2 processes were started' 'threads asked for under mpirun'
+SLURM_STEP_NUM_TASKS=4 "$program" cases >"$folder/output" 2>&1
+code=$?
+expect 2 'srun started 4 of this program, each of them alone: srun --mpi=pmix .*' 'srun without MPI'
+SLURM_STEP_NUM_TASKS=4 "$program" loop >"$folder/output" 2>&1 || fail 'srun without MPI, as asked for'
+SLURM_STEP_NUM_TASKS=2 start 2 cases # mpirun under Slurm starts its daemons by srun
+[ "$code" = 0 ] || fail "mpirun under Slurm: exit code $code"
 start 3 agree 2
 expect 2 'rank 2: shard.bin: token 50257 at 12' 'agreed bad input'
 start 3 fail 2
@@ -33,7 +39,7 @@ expect "$code" 'rank 1 (process [0-9]* on .*) ended unexpectedly; the run stops'
 
 # A rank is stopped before MPI has started; the alarm comes early.
 rm -f "$work"/?.pid
-mpirun -n 1 sh -c "echo \$\$ >'$work/0.pid'; exec $program cases" \
+mpirun --oversubscribe -n 1 sh -c "echo \$\$ >'$work/0.pid'; exec $program cases" \
     : -n 1 sh -c "echo \$\$ >'$work/1.pid'; kill -STOP \$\$; exec $program cases" >"$work/output" 2>&1 &
 launcher=$!
 sleep 1

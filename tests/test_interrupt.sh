@@ -36,7 +36,7 @@ newest=$(ls "$work/out" | sed -n 's/^state_0*\([0-9]*\).bin$/\1/p' | tail -1) # 
 "$TRAIN" "$work/t.cfg" run.out="$work/out" train.steps=$((newest + 1)) run.resume=yes >"$work/log" 2>&1 &&
     grep -q "after step $newest$" "$work/log" || fail resumed "$work/log"
 if [ "$MPI" = 1 ]; then # the launcher ends its ranks by SIGTERM
-    interrupted INT any "$saved" mpirun -n 2 "$TRAIN" train.save_every=2
+    interrupted INT any "$saved" mpirun --oversubscribe -n 2 "$TRAIN" train.save_every=2
 fi
 
 finish
