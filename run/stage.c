@@ -36,6 +36,7 @@ void stage_destroy(Stage *stage) {
 Status stage_connect(Stage *stage, Sync *sync, bool sharded, int64_t rows_elems) {
     stage->sync = sync;
     stage->sharded = sharded;
+    stage->split = rows_elems > 0;
     stage->rows_elems = stage->copies ? rows_elems : 0;
     if (stage->rows_elems == 0)
         return OK;
@@ -101,10 +102,11 @@ void stage_need(void *user, int gradient) {
 
 void stage_forward_end(Stage *stage) {
     const Gradient *embedding = &stage->table->gradients[0];
-    if (stage->rows && stage->sharded) {
+    if (!stage->gpu || !stage->split || !stage->sharded)
+        return;
+    if (stage->copies)
         params_in(stage, embedding->offset, embedding->elems);
-        device_params_arrived(stage->device, embedding->offset, embedding->elems);
-    }
+    device_params_arrived(stage->device, embedding->offset, embedding->elems);
 }
 
 static void params_out(Stage *stage, Slice slice) {

@@ -18,7 +18,7 @@ enum { RUNTIME_BYTES = 256 << 20, TRACE_EVENTS = 20000 }; /* buffers of BLAS and
 
 /* With one rank nothing travels, and the embedding's two gradients are better summed at once. */
 static bool splits_embedding(const Trainer *t) {
-    return t->settings->comm.split_embedding && t->ranks > 1 && !comm_on_gpu(t->comm);
+    return t->settings->comm.split_embedding && t->ranks > 1;
 }
 
 static Gpt2Options model_options(const Trainer *t) {
