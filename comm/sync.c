@@ -14,6 +14,7 @@
  *
  * A single rank neither copies nor scales, and has no comm thread. Allocates nothing after sync_create. */
 #include "comm/calibrate.h"
+#include "comm/calibrate_gpu.h"
 #include "comm/lookup.h"
 #include "comm/plan.h"
 #include "comm/residual.h"
@@ -167,7 +168,8 @@ static Status build(Sync *sync) {
 static Status calibrate_job(void *argument) {
     Sync *sync = argument;
     int64_t bytes = sync->setup.table->elems * (int64_t)sizeof(float);
-    return calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs);
+    return comm_on_gpu(sync->comm) ? calibrate_gpu(sync->comm, sync->codec, bytes, &sync->costs)
+                                   : calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs);
 }
 
 static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems) {
@@ -189,10 +191,9 @@ static Status compare_plans(Sync *sync) {
 }
 
 static Status measure_links(Sync *sync) {
-    sync->calibrated = sync->config.calibrate && !comm_on_gpu(sync->comm);
+    sync->calibrated = sync->config.calibrate;
     if (!sync->calibrated) {
-        snprintf(sync->links, sizeof sync->links, "not measured%s",
-                 comm_on_gpu(sync->comm) ? " between GPUs" : " (comm.calibrate = no)");
+        snprintf(sync->links, sizeof sync->links, "not measured (comm.calibrate = no)");
         return OK;
     }
     TRY(engine_call(sync->comm->engine, calibrate_job, sync));

@@ -67,6 +67,10 @@ train nccl4 $four
 said nccl4 'over nccl'
 near host4 cpu4 1e-5
 same host4 nccl4
+said nccl4 'not measured'
+train links4 $four comm.calibrate=yes comm.compress=int8 comm.warmup_steps=4 comm.error_feedback=no # dense all along
+same links4 nccl4
+said links4 'inside a node .* us, .* GB/s; between nodes .* us, .* GB/s; add .*, encode .*, decode'
 train auto4 loop.ranks=4 comm.ranks_per_node=2
 near auto4 cpu4 1e-5
 
