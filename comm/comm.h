@@ -146,7 +146,7 @@ typedef struct SyncSetup {
                     * the parameters are gathered under the next forward pass */
     float *params; /* f32[table->elems], of the same memory; only if sharded */
     /* Split embedding: gradients[0] is the head's, f32[>= vocab][channels], and sync_lookup() tells where the lookup's
-     * belongs. vocab 0: the embedding has one gradient; so if comm_on_gpu(). */
+     * belongs. vocab 0: the embedding has one gradient. */
     int vocab, channels;
     int64_t tokens; /* that a rank looks up in a step, at most */
 } SyncSetup;

@@ -20,29 +20,36 @@ typedef struct Lookup {
     int64_t rows_max;
     size_t words;       /* of a bitmap */
     uint64_t *mine, *all; /* u64[words], u64[ranks][words], owned */
-    float *rows;        /* f32[rows_max][channels], of comm_memory */
+    int64_t offset;       /* of the matrix in the flat arrays */
+    Transport *transport; /* borrowed: that of gradients. In the memory that it moves: */
+    const Allocator *memory, *row_memory;
+    float *rows;   /* f32[rows_max][channels], owned */
+    int *places;   /* i32[rows_max], owned: tokens as well */
+    Slice *slices; /* owned: the shard's */
+    Shard shard;   /* what this rank owns */
     /* of the step */
     int *slot_of_token; /* i32[vocab], owned: -1 where nobody looks it up */
     int *tokens;        /* i32[rows_max], owned: of each slot, rising */
     int64_t count;      /* rows in use; 0: the lookup is part of the dense gradient */
 } Lookup;
 
-/* tokens: looked up by a rank in a step, at most. Collective. */
-Status lookup_create(Lookup *lookup, Comm *comm, int vocab, int channels, int64_t tokens);
-void lookup_destroy(Lookup *lookup, Comm *comm); /* accepts a zeroed one */
+/* Of a matrix at `offset` of the flat arrays. tokens: looked up by a rank in a step, at most. shard: what this rank owns;
+ * NULL where parameters are not sharded. Collective. */
+Status lookup_create(Lookup *lookup, Comm *comm, const SyncSetup *setup, const Shard *shard);
+void lookup_destroy(Lookup *lookup); /* accepts a zeroed one */
 
 void lookup_mark(Lookup *lookup, const int *tokens, int64_t count); /* this rank's */
 
-/* In the comm thread: the union of what all ranks marked. */
-Status lookup_exchange(Lookup *lookup, Transport *transport);
+/* In the comm thread, like all below: the union of what all ranks marked. */
+Status lookup_exchange(Lookup *lookup, const Comm *comm);
 
 /* grad f32[vocab][channels] += rows, at the rows' tokens. */
 void lookup_add(const Lookup *lookup, float *grad);
 
-/* For sharded parameters, matrix f32[vocab][channels] at `offset` of the flat arrays: rows become what the shard has of
- * the rows' tokens, and -0.0, which changes nothing it is added to, elsewhere; so their sum over ranks are the rows
- * themselves, which lookup_put writes back. */
-void lookup_take(Lookup *lookup, const float *matrix, int64_t offset, const Shard *shard);
+/* For sharded parameters, matrix f32[vocab][channels]: rows become what the shard has of the rows' tokens, and -0.0,
+ * which changes nothing it is added to, elsewhere; so their sum over ranks are the rows themselves, which lookup_put
+ * writes back. */
+void lookup_take(Lookup *lookup, const float *matrix);
 void lookup_put(const Lookup *lookup, float *matrix);
 
 #endif

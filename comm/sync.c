@@ -14,6 +14,7 @@
  *
  * A single rank neither copies nor scales, and has no comm thread. Allocates nothing after sync_create. */
 #include "comm/calibrate.h"
+#include "comm/calibrate_gpu.h"
 #include "comm/lookup.h"
 #include "comm/plan.h"
 #include "comm/residual.h"
@@ -74,6 +75,11 @@ struct Sync {
 };
 
 static bool alone(const Sync *sync) { return comm_ranks(sync->comm) == 1; }
+
+/* Marks of what computing has been asked for; those of buckets are their numbers. */
+static int update_mark(const Sync *sync) { return sync->plan.count; }
+static int rows_mark(const Sync *sync) { return sync->plan.count + 1; }     /* the lookup's gradient */
+static int embedded_mark(const Sync *sync) { return sync->plan.count + 2; } /* forward has read the embedding */
 
 /* ---- building ---- */
 
@@ -189,6 +195,8 @@ static Status take_memory(Sync *sync) {
 static Status calibrate_job(void *argument) {
     Sync *sync = argument;
     int64_t bytes = sync->setup.table->elems * (int64_t)sizeof(float);
+    if (comm_on_gpu(sync->comm))
+        return calibrate_gpu(sync->comm, sync->codec, bytes, &sync->costs);
     TRY(calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs));
     return time_plan(sync);
 }
@@ -213,10 +221,9 @@ static Status compare_plans(Sync *sync) {
 }
 
 static Status measure_links(Sync *sync) {
-    sync->calibrated = sync->config.calibrate && !comm_on_gpu(sync->comm);
+    sync->calibrated = sync->config.calibrate;
     if (!sync->calibrated) {
-        snprintf(sync->links, sizeof sync->links, "not measured%s",
-                 comm_on_gpu(sync->comm) ? " between GPUs" : " (comm.calibrate = no)");
+        snprintf(sync->links, sizeof sync->links, "not measured (comm.calibrate = no)");
         return OK;
     }
     TRY(engine_call(sync->comm->engine, calibrate_job, sync));
@@ -248,7 +255,7 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
         return OK;
     TRY(compare_plans(sync));
     if (setup->vocab) /* its rows are born in shared memory: every rank is here */
-        TRY(comm_agree(comm, lookup_create(&sync->lookup, comm, setup->vocab, setup->channels, setup->tokens)));
+        TRY(comm_agree(comm, lookup_create(&sync->lookup, comm, setup, sync_shard(sync, comm_rank(comm)))));
     TRY(measure_links(sync));
     predict(sync);
     return OK;
@@ -293,7 +300,7 @@ void sync_destroy(Sync *sync) {
     for (int rank = 0; sync->shards && rank < comm_ranks(sync->comm); rank++)
         free((Slice *)sync->shards[rank].slices);
     free(sync->shards);
-    lookup_destroy(&sync->lookup, sync->comm);
+    lookup_destroy(&sync->lookup);
     codec_destroy(sync->codec);
     free_planned(sync);
     free(sync->marked);
@@ -410,14 +417,14 @@ static void arrived(Sync *sync, atomic_uchar *stale) {
 /* The embedding's rows that this step looks up, ahead of the whole matrix, which only the head needs. */
 static Status gather_rows(Sync *sync) {
     Lookup *lookup = &sync->lookup;
-    int64_t offset = sync->setup.table->gradients[0].offset;
-    float *matrix = sync->setup.params + offset;
-    lookup_take(lookup, matrix, offset, sync_shard(sync, comm_rank(sync->comm)));
+    float *matrix = sync->setup.params + lookup->offset;
+    lookup_take(lookup, matrix);
     Payload payload = {.data = lookup->rows, .elems = lookup->count * lookup->channels, .scale = 1,
                        .scratch = sync->scratch};
     set_label(sync, sync->plan.count);
     TRY(sync->plan.lookup->allreduce(&sync->comm->world, &payload));
     lookup_put(lookup, matrix);
+    TRY(transport_flush(sync->comm->world.transport));
     arrived(sync, &sync->rows_stale);
     return OK;
 }
@@ -428,14 +435,16 @@ static Status wait_until(Sync *sync, const bool *flag, const atomic_int *missing
  * ahead; then it is the last, and waits until forward has read them. */
 static Status gather_params(Sync *sync) {
     double start_s = clock_s();
-    transport_follow(sync->comm->world.transport, sync->plan.count); /* the update */
+    transport_follow(sync->comm->world.transport, update_mark(sync));
     int count = sync->plan.count, shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
     if (sync->lookup.count > 0)
         TRY(gather_rows(sync));
     for (int i = 0; i < count; i++) {
         int b = (count - 1 - i + shift) % count;
-        if (b < sync->plan.head_buckets && sync->lookup.count > 0)
+        if (b < sync->plan.head_buckets && sync->lookup.count > 0) {
             TRY(wait_until(sync, &sync->embedded, NULL));
+            transport_follow(sync->comm->world.transport, embedded_mark(sync));
+        }
         set_label(sync, b);
         Payload payload = payload_of(sync, b, sync->setup.params);
         TRY(sync->plan.collectives[b]->all_gather(&sync->comm->world, &payload));
@@ -451,7 +460,7 @@ static Status gather_params(Sync *sync) {
 
 static Status forward_job(void *argument) {
     Sync *sync = argument;
-    Status status = sync->lookup.vocab ? lookup_exchange(&sync->lookup, sync->comm->transport) : OK;
+    Status status = sync->lookup.vocab ? lookup_exchange(&sync->lookup, sync->comm) : OK;
     if (status == OK && sync->dirty)
         status = gather_params(sync);
     pthread_mutex_lock(&sync->lock);
@@ -496,17 +505,20 @@ static Status reduce_bucket(Sync *sync, int b) {
 /* The rows are small, and every rank adds them all, also where the matrix' gradient is sharded. */
 static Status reduce_lookup(Sync *sync) {
     BucketStats *stats = &sync->bucket_stats[sync->plan.count];
+    Transport *transport = sync->comm->world.transport;
     Lookup *lookup = &sync->lookup;
     int64_t elems = lookup->count * lookup->channels;
     *stats = (BucketStats){.elems = elems, .predicted_ms = predicted_ms(sync, sync->plan.lookup, elems)};
     TRY(wait_until(sync, &sync->waited, NULL));
-    stats->ready_ms = stats->start_ms = now_ms(sync);
+    stats->ready_ms = now_ms(sync);
+    transport_follow(transport, rows_mark(sync));
+    transport_call(transport, stamp_start, sync, sync->plan.count);
     set_label(sync, sync->plan.count);
     Payload payload = {.data = lookup->rows, .elems = elems, .scale = sync->scale, .scratch = sync->scratch,
                        .phases = &stats->phases};
     TRY(sync->plan.lookup->allreduce(&sync->comm->world, &payload));
-    lookup_add(lookup, sync->setup.grads + sync->setup.table->gradients[0].offset);
-    stats->done_ms = now_ms(sync);
+    lookup_add(lookup, sync->setup.grads + lookup->offset);
+    transport_call(transport, stamp_done, sync, sync->plan.count);
     return OK;
 }
 
@@ -567,6 +579,8 @@ static int first_bucket_of(const Sync *sync, int gradient) {
 
 static void has_embedded(Sync *sync) {
     pthread_mutex_lock(&sync->lock);
+    if (!sync->embedded) /* later marks would stand for more of forward */
+        transport_mark(sync->comm->world.transport, embedded_mark(sync));
     sync->embedded = true;
     pthread_cond_signal(&sync->changed);
     pthread_mutex_unlock(&sync->lock);
@@ -723,6 +737,7 @@ Status sync_wait(Sync *sync) {
     if (alone(sync))
         return unmarked < 0 ? OK : missing_gradient(sync, unmarked);
     double wait_start_ms = now_ms(sync);
+    transport_mark(sync->comm->world.transport, rows_mark(sync));
     pthread_mutex_lock(&sync->lock);
     sync->released = sync->waited = true;
     sync->cancelled = unmarked >= 0;
@@ -740,7 +755,7 @@ void sync_commit(Sync *sync) {
     assert(!sync->begun);
     sync->dirty = sync->setup.sharded;
     if (sync->dirty)
-        transport_mark(sync->comm->world.transport, sync->plan.count);
+        transport_mark(sync->comm->world.transport, update_mark(sync));
     if (!sync->codec || sync->step <= sync->config.warmup_steps)
         return;
     codec_commit(sync->codec);

@@ -37,6 +37,7 @@ Status stage_connect(Stage *stage, Sync *sync, const AdamW *adamw, bool sharded,
     stage->sync = sync;
     stage->adamw = adamw;
     stage->sharded = sharded;
+    stage->split = rows_elems > 0;
     stage->rows_elems = stage->copies ? rows_elems : 0;
     if (stage->rows_elems == 0)
         return OK;
@@ -91,23 +92,25 @@ static void params_in(Stage *stage, Slice slice) {
     adamw_params_arrived(stage->adamw, stage->params, slice);
 }
 
-static Slice slice_of(const Stage *stage, int gradient) {
+static void params_arrived(Stage *stage, int gradient) {
     const Gradient *g = &stage->table->gradients[gradient];
-    return (Slice){g->offset, g->elems};
+    const Slice slice = {g->offset, g->elems};
+    if (stage->copies)
+        params_in(stage, slice);
+    else if (stage->gpu)
+        adamw_params_arrived(stage->adamw, stage->params, slice);
 }
 
 void stage_need(void *user, int gradient) {
     Stage *stage = user;
     sync_need(stage->sync, gradient);
-    if (stage->copies && stage->sharded)
-        params_in(stage, slice_of(stage, gradient));
-    else if (stage->gpu && stage->sharded)
-        adamw_params_arrived(stage->adamw, stage->params, slice_of(stage, gradient));
+    if (stage->sharded)
+        params_arrived(stage, gradient);
 }
 
 void stage_forward_end(Stage *stage) {
-    if (stage->rows && stage->sharded)
-        params_in(stage, slice_of(stage, 0)); /* the embedding, where it is split */
+    if (stage->split && stage->sharded)
+        params_arrived(stage, 0); /* the embedding */
 }
 
 static void params_out(Stage *stage, Slice slice) {

@@ -28,6 +28,7 @@ typedef struct Stage {
     Sync *sync;
     bool copies;  /* between gradients here and there */
     bool sharded;
+    bool split; /* the embedding has two gradients */
 } Stage;
 
 /* host_params and host_grads are where comm sees them; the sync works on host_grads or, if comm_on_gpu(), on grads. */

@@ -20,7 +20,7 @@ enum { TRACE_EVENTS = 20000 };
 
 /* With one rank nothing travels, and the embedding's two gradients are better summed at once. */
 static bool splits_embedding(const Trainer *t) {
-    return t->settings->comm.split_embedding && t->ranks > 1 && !comm_on_gpu(t->comm);
+    return t->settings->comm.split_embedding && t->ranks > 1;
 }
 
 int64_t trainer_lookup_elems(const Trainer *t) {

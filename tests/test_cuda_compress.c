@@ -1,8 +1,11 @@
 /* Compressors on a GPU beside the CPU: the same bytes on the wire, residuals, values and sums, to the bit. */
 #include "tests/compress_cases.h"
 
+#include "comm/compress/codec.h"
 #include "comm/compress/compress_cuda.h"
 #include "tests/gpu_arrays.h"
+
+#include <math.h>
 
 enum { ELEMS_MAX = 3 * 65536, WIRE_MAX = 4 * ELEMS_MAX + 64, SHIFT_MAX = 8 };
 
@@ -285,6 +288,47 @@ static void test_failed_launch(void **state) {
         }
 }
 
+/* What a codec on the GPU says of its losses is what the CPU's says, over slices of several pieces and two steps. */
+static void test_measure(void **state) {
+    (void)state;
+    enum { STEPS = 2, CUT = 70000 };
+    ParamTable table = {0};
+    param_add(&table, "wte", -1, 300, 256);
+    param_add(&table, "ln", 0, 1, 3000); /* dense */
+    param_add(&table, "fc", 0, 97, 331);
+    assert_true(table.elems <= ELEMS_MAX);
+    Gpu *gpu = open_gpu();
+    float *values = malloc((size_t)table.elems * sizeof(float)), *device;
+    void *wire = malloc(WIRE_MAX), *device_wire = memory_alloc(gpu_memory(gpu), WIRE_MAX);
+    FOR_EACH_BLOCK_CASE(c)
+        for (int feedback = 0; feedback < 2; feedback++) {
+            Codec *here, *there;
+            assert_ok(codec_create(&here, &table, c->compressor, &c->options, true, feedback));
+            assert_ok(codec_create(&there, &table, c->compressor, &c->options, true, feedback));
+            assert_ok(codec_use_gpu(there, gpu, gpu_stream(gpu)));
+            for (int step = 0; step < STEPS; step++) {
+                assert_true(isnan(codec_measure(there)));
+                fill_gaussian(values, table.elems, (uint64_t)step + 1);
+                device = gpu_take(gpu, values, (size_t)table.elems * sizeof(float));
+                for (int part = 0; part < 2; part++) {
+                    int64_t start = part ? CUT : 0, elems = part ? table.elems - CUT : CUT;
+                    codec_encode(here, HOP_FIRST, start, elems, values + start, 0.5f, wire);
+                    codec_encode(there, HOP_FIRST, start, elems, device + start, 0.5f, device_wire);
+                }
+                double nmse = codec_measure(here);
+                assert_close(codec_measure(there), nmse, 1e-6 * nmse);
+                codec_commit(here);
+                codec_commit(there);
+                gpu_give(gpu, device);
+            }
+            codec_destroy(here);
+            codec_destroy(there);
+        }
+    free(values), free(wire), gpu_give(gpu, device_wire);
+    gpu_close(gpu);
+    param_table_free(&table);
+}
+
 static void test_table(void **state) {
     (void)state;
     FOR_EACH_BLOCK_CASE(c)
@@ -300,6 +344,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_ends_of_memory),
     cmocka_unit_test(test_wild_index),
     cmocka_unit_test(test_failed_launch),
+    cmocka_unit_test(test_measure),
     cmocka_unit_test(test_table),
 };
 

@@ -9,15 +9,15 @@
 #define _GNU_SOURCE
 #include "comm/compress/codec.h"
 
-#include "base/random.h"
 #include "comm/compress/compress_cuda.h"
+#include "comm/compress/sample.h"
 
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
-enum { PART_BYTES = 8, SAMPLE_ELEMS = 256, SAMPLE_EVERY = 16, BLOCK_ELEMS_MAX = 4096, LANES = 8 };
+enum { PART_BYTES = 8, SAMPLE_ELEMS = 256, BLOCK_ELEMS_MAX = 4096, LANES = 8 };
 
 /* ---- create and destroy ---- */
 
@@ -90,6 +90,10 @@ void codec_destroy(Codec *codec) {
         if (codec->on_gpu[i])
             memory_free(gpu_memory(codec->gpu), codec->on_gpu[i]);
     }
+    if (codec->lost)
+        memory_free(gpu_memory(codec->gpu), codec->lost);
+    if (codec->sums)
+        memory_free(gpu_memory(codec->gpu), codec->sums);
     free(codec->pieces);
     free(codec);
 }
@@ -112,7 +116,10 @@ Status codec_use_gpu(Codec *codec, Gpu *gpu, void *stream) {
             return fault("out of memory on the GPU: residuals of error feedback take %d x %.2f GB", 2 * CODEC_HOPS,
                          1e-9 * (double)bytes);
     }
-    return OK;
+    codec->sums = memory_alloc(gpu_memory(gpu), CUDA_SUMS * sizeof *codec->sums);
+    codec->lost = codec->error_feedback ? NULL : memory_alloc(gpu_memory(gpu), bytes);
+    bool complete = codec->sums && (codec->error_feedback || codec->lost);
+    return complete ? OK : fault("out of memory on the GPU: what compression drops takes %.2f GB", 1e-9 * (double)bytes);
 }
 
 size_t codec_gpu_bytes(const Codec *codec) {
@@ -238,15 +245,19 @@ static void measure_values(Codec *codec, const float *values, float scale, const
     codec->signal += sum_lanes(signal);
 }
 
+static int64_t stretch_of(const Part *part) {
+    return part->compressor->block_elems > SAMPLE_ELEMS ? part->compressor->block_elems : SAMPLE_ELEMS;
+}
+
 /* Decodes again those stretches of the part that the sample takes: by global offset, so alike in every run. */
 static void measure_part(Codec *codec, const Part *part, const float *values, float scale, const float *residual,
                          const uint8_t *wire) {
-    int64_t stretch = part->compressor->block_elems > SAMPLE_ELEMS ? part->compressor->block_elems : SAMPLE_ELEMS;
+    int64_t stretch = stretch_of(part);
     float decoded[BLOCK_ELEMS_MAX];
     for (int64_t i = 0, n; i < part->elems; i += n) {
         int64_t offset = part->offset + i, left = stretch - offset % stretch;
         n = left < part->elems - i ? left : part->elems - i;
-        if (random_mix((uint64_t)(offset / stretch)) % SAMPLE_EVERY != 0)
+        if (!sample_takes(offset / stretch))
             continue;
         const uint8_t *from = wire + part->compressor->wire_bytes(&codec->options, part->offset, i);
         part->compressor->decode(&codec->options, offset, n, from, decoded);
@@ -255,6 +266,8 @@ static void measure_part(Codec *codec, const Part *part, const float *values, fl
 }
 
 double codec_measure(Codec *codec) {
+    if (codec->gpu)
+        cuda_take_sums(codec->gpu, codec->stream, codec->sums, &codec->noise, &codec->signal);
     double nmse = codec->noise / codec->signal; /* 0 / 0 is NaN */
     codec->noise = codec->signal = 0;
     return nmse;
@@ -262,13 +275,23 @@ double codec_measure(Codec *codec) {
 
 /* ---- encode and decode ---- */
 
+/* What is lost is the new residual, or kept for its own sake. */
+static void encode_on_gpu(Codec *codec, const Part *part, const float *values, float scale, const float *residual,
+                          float *new_residual, uint8_t *wire) {
+    float *lost = part->dense || new_residual ? new_residual : codec->lost + part->offset;
+    cuda_compressor(part->compressor)->encode(codec->gpu, codec->stream, &codec->options, part->offset, part->elems,
+                                              values, scale, residual, lost, wire);
+    if (!part->dense)
+        cuda_measure(codec->gpu, codec->stream, part->offset, part->elems, stretch_of(part), values, scale, residual,
+                     lost, codec->sums);
+}
+
 static void encode_part(Codec *codec, CodecHop hop, const Part *part, const float *values, float scale, uint8_t *wire) {
     bool feedback = codec->error_feedback && !part->dense;
     const float *residual = feedback ? codec->residual[hop] + part->offset : NULL;
     float *new_residual = feedback ? codec->new_residual[hop] + part->offset : NULL;
     if (codec->gpu) {
-        cuda_compressor(part->compressor)->encode(codec->gpu, codec->stream, &codec->options, part->offset, part->elems,
-                                                  values, scale, residual, new_residual, wire);
+        encode_on_gpu(codec, part, values, scale, residual, new_residual, wire);
         return;
     }
     part->compressor->encode(&codec->options, part->offset, part->elems, values, scale, residual, new_residual, wire);

@@ -46,6 +46,8 @@ typedef struct Codec {
     Gpu *gpu;     /* borrowed; NULL: values, wire and residuals are in the host's memory */
     void *stream; /* in which the Gpu works on them */
     float *on_gpu[2 * CODEC_HOPS]; /* while they are held on the host: where they belong */
+    float *lost;                   /* f32[elems] of the Gpu's memory, owned: what encoding drops; NULL with residuals */
+    double *sums;                  /* f64[CUDA_SUMS] of the Gpu's memory, owned: parts of the next two */
     double noise, signal; /* sums of (p - C(p))^2 and p^2 over a sample of what was encoded since codec_measure */
 } Codec;
 
@@ -55,7 +57,7 @@ Status codec_create(Codec **codec, const ParamTable *table, const Compressor *co
 void codec_destroy(Codec *codec); /* accepts NULL and half-built ones */
 
 /* Before the first use: from now on values, wire and residuals lie in the Gpu's memory, and calls below join `stream`
- * (cudaStream_t). BAD_INPUT for a compressor that runs on the host only. Nothing is measured there. */
+ * (cudaStream_t). BAD_INPUT for a compressor that runs on the host only. */
 Status codec_use_gpu(Codec *codec, Gpu *gpu, void *stream);
 size_t codec_gpu_bytes(const Codec *codec); /* of the Gpu's memory, that codec_use_gpu will allocate */
 
@@ -80,7 +82,8 @@ void codec_commit(Codec *codec);
 /* Gives the memory of the new residuals back: they read as zeros. For a change of who encodes what. */
 void codec_forget_new(Codec *codec);
 
-/* noise / signal since the last call (NMSE of what this rank encoded), NaN if there was none; starts anew. */
+/* noise / signal since the last call (NMSE of what this rank encoded), NaN if there was none; starts anew. On a GPU it
+ * waits for the stream. */
 double codec_measure(Codec *codec);
 
 #endif

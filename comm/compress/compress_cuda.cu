@@ -129,6 +129,26 @@ const CudaCompressor *cuda_compressor(const Compressor *compressor) {
     return NULL;
 }
 
+void cuda_measure(Gpu *gpu, void *stream, int64_t offset, int64_t elems, int64_t stretch, const float *values,
+                  float scale, const float *residual, const float *lost, double *sums) {
+    if (elems == 0)
+        return;
+    LAUNCH(measure_kernel, CUDA_SUM_BLOCKS, CODEC_THREADS, 0, (cudaStream_t)stream, offset, elems, stretch, values, scale,
+           residual, lost, sums);
+    CHECK_CUDA(gpu, cudaGetLastError());
+}
+
+void cuda_take_sums(Gpu *gpu, void *stream, double *sums, double *noise, double *signal) {
+    double parts[CUDA_SUMS];
+    CHECK_CUDA(gpu, cudaMemcpyAsync(parts, sums, sizeof parts, cudaMemcpyDeviceToHost, (cudaStream_t)stream));
+    CHECK_CUDA(gpu, cudaMemsetAsync(sums, 0, sizeof parts, (cudaStream_t)stream));
+    CHECK_CUDA(gpu, cudaStreamSynchronize((cudaStream_t)stream));
+    for (int i = 0; i < CUDA_SUM_BLOCKS; i++) {
+        *noise += parts[2 * i];
+        *signal += parts[2 * i + 1];
+    }
+}
+
 void cuda_clear(Gpu *gpu, void *stream, float *array, int64_t elems) {
     CHECK_CUDA(gpu, cudaMemsetAsync(array, 0, (size_t)elems * sizeof *array, (cudaStream_t)stream));
 }

@@ -24,6 +24,14 @@ typedef struct CudaCompressor {
 /* NULL: that one runs on the CPU only. */
 const CudaCompressor *cuda_compressor(const Compressor *compressor);
 
+/* How much encoding lost, over the stretches (of `stretch` values, by global offset) that sample.h takes: sums
+ * f64[CUDA_SUMS] grow by parts of the sums of lost^2 and of (scale * values + residual)^2. cuda_take_sums waits for the
+ * stream, adds the parts to *noise and *signal, and starts anew. */
+enum { CUDA_SUM_BLOCKS = 64, CUDA_SUMS = 2 * CUDA_SUM_BLOCKS };
+void cuda_measure(Gpu *gpu, void *stream, int64_t offset, int64_t elems, int64_t stretch, const float *values,
+                  float scale, const float *residual, const float *lost, double *sums);
+void cuda_take_sums(Gpu *gpu, void *stream, double *sums, double *noise, double *signal);
+
 /* array f32[elems] = 0, in the stream. */
 void cuda_clear(Gpu *gpu, void *stream, float *array, int64_t elems);
 

@@ -16,6 +16,7 @@
 
 extern "C" {
 #include "comm/compress/bf16.h"
+#include "comm/compress/sample.h"
 #include "comm/compress/scale.h"
 #include "comm/compress/topk.h"
 }
@@ -475,6 +476,42 @@ static __global__ void __launch_bounds__(CODEC_THREADS)
                                        : WireF32::value(load_wire<uint32_t>(words + 4 * i, 4));
         if (place < part.n)
             values[part.at + place] = ADD ? values[part.at + place] + value : value;
+    }
+}
+
+/* ---- how much is lost ---- */
+
+/* A block takes every gridDim-th stretch, if the sample takes it, and adds what it finds to its own two of the sums: a
+ * fixed order. Reads a sixteenth of three arrays. */
+static __global__ void __launch_bounds__(CODEC_THREADS)
+    measure_kernel(int64_t offset, int64_t elems, int64_t stretch, const float *values, float scale,
+                   const float *residual, const float *lost, double *sums) {
+    __shared__ double noise[CODEC_THREADS], signal[CODEC_THREADS];
+    int thread = (int)threadIdx.x;
+    double my_noise = 0, my_signal = 0;
+    for (int64_t s = offset / stretch + blockIdx.x; s * stretch < offset + elems; s += gridDim.x) {
+        if (!sample_takes(s))
+            continue;
+        for (int64_t i = s * stretch - offset + thread; i < (s + 1) * stretch - offset; i += CODEC_THREADS) {
+            if (i < 0 || i >= elems)
+                continue;
+            float scaled = scale * values[i], p = residual ? scaled + residual[i] : scaled;
+            my_noise += (double)lost[i] * (double)lost[i];
+            my_signal += (double)p * (double)p;
+        }
+    }
+    noise[thread] = my_noise;
+    signal[thread] = my_signal;
+    for (int width = CODEC_THREADS / 2; width > 0; width /= 2) {
+        __syncthreads();
+        if (thread < width) {
+            noise[thread] += noise[thread + width];
+            signal[thread] += signal[thread + width];
+        }
+    }
+    if (thread == 0) {
+        sums[2 * blockIdx.x] += noise[0];
+        sums[2 * blockIdx.x + 1] += signal[0];
     }
 }
 

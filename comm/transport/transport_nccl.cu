@@ -65,6 +65,22 @@ static void cuda_copy(void *lane, float *to, const float *from, int64_t elems) {
     cudaMemcpyAsync(to, from, (size_t)elems * sizeof *to, cudaMemcpyDeviceToDevice, (cudaStream_t)lane);
 }
 
+static void cuda_bring(void *lane, void *to, const void *host, size_t bytes) {
+    cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, (cudaStream_t)lane);
+}
+
+template <bool ADD> static void run_rows(void *lane, const MatrixRows *rows, float *matrix, const float *values) {
+    if (rows->count > 0)
+        LAUNCH(rows_kernel<ADD>, (unsigned)rows->count, ROW_THREADS, 0, (cudaStream_t)lane, rows->places, rows->channels,
+               matrix, values);
+}
+static void cuda_take_rows(void *lane, const MatrixRows *rows, const float *matrix, const Shard *shard, float *values) {
+    static_assert(sizeof(Slice) == 2 * sizeof(int64_t));
+    if (rows->count > 0)
+        LAUNCH(take_rows_kernel, (unsigned)rows->count, ROW_THREADS, 0, (cudaStream_t)lane, rows->places, rows->channels,
+               rows->offset, matrix, (const int64_t *)shard->slices, shard->count, values);
+}
+
 static const VectorOps vector_cuda = {.name = "cuda",
                                       .on_host = false,
                                       .scale = cuda_scale,
@@ -72,7 +88,11 @@ static const VectorOps vector_cuda = {.name = "cuda",
                                       .scale_add = cuda_scale_add,
                                       .set_scaled = cuda_set_scaled,
                                       .add_scaled = cuda_add_scaled,
-                                      .copy = cuda_copy};
+                                      .copy = cuda_copy,
+                                      .bring = cuda_bring,
+                                      .add_rows = run_rows<true>,
+                                      .put_rows = run_rows<false>,
+                                      .take_rows = cuda_take_rows};
 
 /* ---- messages ---- */
 

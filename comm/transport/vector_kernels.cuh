@@ -44,4 +44,36 @@ template <class F> __global__ void __launch_bounds__(VECTOR_THREADS) vector_kern
     }
 }
 
+/* ---- rows of a matrix: a block per row, the rate of memory for rows of some hundred channels ---- */
+
+enum { ROW_THREADS = 128 };
+
+/* The matrix' rows become, or grow by, values f32[][channels]. Places differ, so no two blocks write to one row. */
+template <bool ADD>
+__global__ void __launch_bounds__(ROW_THREADS) rows_kernel(const int *places, int channels, float *matrix, const float *values) {
+    float *row = matrix + (int64_t)places[blockIdx.x] * channels;
+    const float *from = values + (int64_t)blockIdx.x * channels;
+    for (int c = (int)threadIdx.x; c < channels; c += ROW_THREADS)
+        row[c] = ADD ? __fadd_rn(row[c], from[c]) : from[c];
+}
+
+/* Each thread looks its element up among the slices (start, elems; rising, disjoint): log2 of their number more reads. */
+__global__ void __launch_bounds__(ROW_THREADS) take_rows_kernel(const int *places, int channels, int64_t offset, const float *matrix,
+                                 const int64_t *slices, int slice_count, float *values) {
+    int64_t at = (int64_t)places[blockIdx.x] * channels;
+    for (int c = (int)threadIdx.x; c < channels; c += ROW_THREADS) {
+        int64_t place = offset + at + c;
+        int low = 0, high = slice_count; /* the first slice that ends behind place */
+        while (low < high) {
+            int middle = (low + high) / 2;
+            if (slices[2 * middle] + slices[2 * middle + 1] <= place)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        bool ours = low < slice_count && slices[2 * low] <= place;
+        values[(int64_t)blockIdx.x * channels + c] = ours ? matrix[at + c] : -0.0f;
+    }
+}
+
 #endif
