@@ -40,7 +40,7 @@ Status comm_use_gpu(Comm *comm, const CommConfig *config, Gpu *gpu) {
         return comm_agree(comm, asked ? fault("comm.transport = nccl: %s", comm->gpu_note) : OK);
     }
     comm->gpu = gpu;
-    TRY(comm_agree(comm, engine_call(comm->engine, open_job, comm)));
+    TRY(comm_agree(comm, engine_call(comm->engine, open_job, comm))); /* the lowest rank that failed says why */
     comm->world.transport = comm->device;
     comm->scratch_memory = gpu_memory(gpu);
     return OK;
