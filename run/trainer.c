@@ -21,6 +21,11 @@ static bool splits_embedding(const Trainer *t) {
     return t->settings->comm.split_embedding && t->ranks > 1 && !comm_on_gpu(t->comm);
 }
 
+/* Gradients of a GPU that do not travel through the host's memory have no place there. */
+static bool grads_on_host(const Trainer *t) {
+    return !t->device.gpu || (t->ranks > 1 && !comm_on_gpu(t->comm));
+}
+
 static Gpt2Options model_options(const Trainer *t) {
     return (Gpt2Options){.max_B = (int)t->settings->train.batch, .max_T = (int)t->settings->train.seq_len,
                          .train = true, .recompute = t->settings->train.recompute};
@@ -46,7 +51,7 @@ static Status check_input(Trainer *t) {
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
     Gpt2Options options = model_options(t);
-    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_local_rank(t->comm)));
+    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_host_rank(t->comm)));
     if (!t->device.computes && s->run.resume)
         return config_error(s->config, "run.resume", "the replay device has nothing to resume");
     return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
@@ -54,7 +59,7 @@ static Status check_input(Trainer *t) {
 
 static double gb(double bytes) { return 1e-9 * bytes; }
 
-/* On the GPU parameters, gradients and moments, on the host the first two, where ranks talk. Activations are those of
+/* On the GPU parameters, gradients and moments, on the host parameters and, where ranks talk there, gradients. Activations are those of
  * the cpu, at most: in half the bytes where they are bf16. */
 static Status check_gpu_memory(Trainer *t, double params, double activations) {
     const Settings *s = t->settings;
@@ -70,7 +75,7 @@ static Status check_gpu_memory(Trainer *t, double params, double activations) {
         return bad_input("the run needs %.2f GB of the GPU's memory, %.2f GB are free; lower train.batch or "
                          "train.seq_len%s", gb(bytes), gb(available),
                          s->train.recompute ? "" : ", or set train.recompute=yes");
-    return placement_memory(t->comm, 2 * params + RUNTIME_BYTES, s->train.recompute);
+    return placement_memory(t->comm, (grads_on_host(t) ? 2 : 1) * params + RUNTIME_BYTES, s->train.recompute);
 }
 
 static Status check_memory(Trainer *t) {
@@ -126,13 +131,14 @@ static Status allocate(Trainer *t) {
     size_t bytes = (size_t)t->table.elems * sizeof(float), tokens = (size_t)(s->train.batch * s->train.seq_len);
     tokens *= (size_t)t->micro_steps;
     t->params = memory_alloc(s->optim.zero ? comm_memory(t->comm) : &host_memory, bytes);
-    t->grads = memory_alloc(comm_memory(t->comm), bytes);
+    if (grads_on_host(t))
+        t->grads = memory_alloc(comm_memory(t->comm), bytes);
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
-    if (!t->params || !t->grads || !t->inputs || !t->targets)
+    if (!t->params || (grads_on_host(t) && !t->grads) || !t->inputs || !t->targets)
         return fault("out of memory: %.2f GB of parameters and gradients, %.2f GB of a step's tokens "
                      "(train.global_batch)", gb(2.0 * (double)bytes), gb(2.0 * sizeof(int) * (double)tokens));
-    TRY(stage_create(&t->stage, &t->device, t->comm, &t->table, t->params, t->grads));
+    TRY(stage_create(&t->stage, &t->device, &t->table, t->params, t->grads));
     TRY(device_connect(&t->device, t->stage.params, t->table.elems));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
                        t->device.ops, t->device.memory);

@@ -29,7 +29,7 @@ typedef struct Trainer {
     Tokenizer *tokenizer;                  /* may be NULL */
     Gpt2Config model_config;
     ParamTable table;
-    float *params, *grads; /* f32[table.elems], where comm sees them */
+    float *params, *grads; /* f32[table.elems], on the host; grads NULL where none travel through it */
     int *inputs, *targets; /* i32[batch * seq_len], one micro-batch */
     Device device;
     Stage stage; /* where the model sees them */

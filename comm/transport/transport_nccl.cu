@@ -31,7 +31,7 @@ extern "C" {
 #include <cstring>
 #include <ctime>
 
-enum { NAP_NS = 20000, TURNS = 9, TURN_NS = 100000000 };
+enum { NAP_NS = 20000, CAUSE_S = 1, TURNS = 9, TURN_NS = 100000000 };
 #define SPIN_S 100e-6
 #define LEAVE_S 1.0 /* for the others to leave in good order */
 
@@ -60,9 +60,15 @@ static Status timed_out(const NcclTransport *self, const char *what) {
 
 /* Others may fail at the same moment, for the same reason. The lowest rank speaks first, and ends them. */
 static void wait_for_my_turn(const NcclTransport *self) {
-    long turn = self->base.rank < TURNS ? self->base.rank + 1 : TURNS;
-    const struct timespec time = {0, turn * TURN_NS};
+    const struct timespec time = {0, (self->base.rank < TURNS ? self->base.rank : TURNS) * TURN_NS};
     nanosleep(&time, NULL);
+}
+
+/* Another one has the cause: it speaks before all. */
+static void wait_for_the_cause(const NcclTransport *self) {
+    const struct timespec time = {CAUSE_S, 0};
+    nanosleep(&time, NULL);
+    wait_for_my_turn(self);
 }
 
 /* What NCCL is at, behind the calls. */
@@ -90,8 +96,8 @@ static Status settle(const NcclTransport *self, const char *what, ncclResult_t r
         }
         back_off(start_s);
     }
-    if (result == ncclRemoteError) /* whose cause is another's */
-        wait_for_my_turn(self);
+    if (result == ncclRemoteError)
+        wait_for_the_cause(self);
     return result == ncclSuccess ? OK : nccl_fault(what, ncclGetErrorString(result));
 }
 

@@ -77,16 +77,29 @@ static bool is_failing(const Runtime &r, const char *function) {
            (!at || atoi(at + 1) == current_device);
 }
 
-cudaError_t enter(const char *function) {
+int own_device() { return current_device; }
+bool is_stuck(int device) {
+    Locked locked(runtime().lock);
+    return runtime().stuck[device] != cudaSuccess;
+}
+
+static cudaError_t fail_by_count(const char *function) {
     Runtime &r = runtime();
     Locked locked(r.lock);
     cudaError_t &stuck = r.stuck[current_device];
     if (stuck == cudaSuccess && r.calls_left > 0 && is_failing(r, function) && --r.calls_left == 0) {
         if (r.injected >= cudaErrorIllegalAddress && r.injected <= cudaErrorLaunchFailure)
             stuck = r.injected;
-        return failed(r.injected);
+        return r.injected;
     }
-    return failed(stuck);
+    return stuck;
+}
+
+cudaError_t enter(const char *function) {
+    cudaError_t error = fail_by_count(function);
+    if (error != cudaSuccess && is_stuck(current_device))
+        wait_for_running(current_device);
+    return failed(error);
 }
 
 /* The part that begins at or before `at`, if it reaches over `bytes` from there. */
