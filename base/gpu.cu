@@ -1,8 +1,10 @@
 /* Two streams and two events: a copy's stream waits for what stands in the computing stream when the copy is asked for,
  * and the computing stream for the last copy in. Callers of `done` lie in a ring, since nothing is allocated in a step;
- * a place is free again when its call was made. All calls come from the rank's thread, except the calls of `done`. */
+ * a place is free again when its call was made. All calls come from the rank's thread, except the calls of `done`, and
+ * gpu_fault, gpu_finish and gpu_hush, which the comm thread makes too. */
 #include "base/cuda.cuh"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,19 +12,25 @@
 enum { OLDEST_MAJOR = 8, CALLS = 1024 };
 
 typedef struct Call {
+    Gpu *gpu;
     GpuDoneFn *done; /* NULL: the place is free */
     void *user;
     int argument;
 } Call;
 
 struct Gpu {
+    /* set once */
     int device;
     char name[320], pci[32];
     cudaStream_t computing, copying;
     cudaEvent_t computed, copied;
     Allocator memory;
+    pthread_mutex_t lock;
+    /* of the rank's thread; a call's `done` also of the driver's */
     Call calls[CALLS];
     int next_call;
+    /* under lock */
+    bool hushed;
     char fault[384]; /* "": none so far */
 };
 
@@ -88,6 +96,7 @@ Status gpu_open(Gpu **gpu, int local_rank) {
     *gpu = (Gpu *)calloc(1, sizeof **gpu);
     if (!*gpu)
         return fault("out of memory");
+    pthread_mutex_init(&(*gpu)->lock, NULL);
     (*gpu)->device = local_rank % count;
     (*gpu)->memory = Allocator{gpu_alloc, gpu_free, *gpu};
     Status status = describe(*gpu);
@@ -119,6 +128,7 @@ void gpu_close(Gpu *gpu) {
         cudaStreamSynchronize(gpu->computing);
         cudaStreamDestroy(gpu->computing);
     }
+    pthread_mutex_destroy(&gpu->lock);
     free(gpu);
 }
 
@@ -175,10 +185,9 @@ static void follow_computing(Gpu *gpu) {
     CHECK_CUDA(gpu, cudaStreamWaitEvent(gpu->copying, gpu->computed, 0));
 }
 
-/* In a thread of the driver. */
 static void make_call(void *argument) {
     Call *call = (Call *)argument;
-    call->done(call->user, call->argument);
+    gpu_call_back(call->gpu, call->done, call->user, call->argument);
     __atomic_store_n(&call->done, (GpuDoneFn *)NULL, __ATOMIC_RELEASE);
 }
 
@@ -195,7 +204,7 @@ void gpu_copy_out(Gpu *gpu, void *host, const void *device, size_t bytes, GpuDon
     if (__atomic_load_n(&call->done, __ATOMIC_ACQUIRE))
         CHECK_CUDA(gpu, cudaStreamSynchronize(gpu->copying)); /* the ring is full */
     gpu->next_call = (gpu->next_call + 1) % CALLS;
-    *call = Call{done, user, argument};
+    *call = Call{gpu, done, user, argument};
     CHECK_CUDA(gpu, cudaLaunchHostFunc(gpu->copying, make_call, call));
 }
 
@@ -208,14 +217,34 @@ void gpu_copy_in(Gpu *gpu, void *device, const void *host, size_t bytes) {
 
 /* ---- faults ---- */
 
-void gpu_fault(Gpu *gpu, const char *what, const char *why) {
-    if (!gpu->fault[0])
-        snprintf(gpu->fault, sizeof gpu->fault, "%s: %s", what, why);
+void gpu_call_back(Gpu *gpu, GpuDoneFn *done, void *user, int argument) {
+    pthread_mutex_lock(&gpu->lock);
+    if (!gpu->hushed)
+        done(user, argument);
+    pthread_mutex_unlock(&gpu->lock);
 }
 
+void gpu_hush(Gpu *gpu) {
+    pthread_mutex_lock(&gpu->lock);
+    gpu->hushed = true;
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+void gpu_fault(Gpu *gpu, const char *what, const char *why) {
+    pthread_mutex_lock(&gpu->lock);
+    if (!gpu->fault[0])
+        snprintf(gpu->fault, sizeof gpu->fault, "%s: %s", what, why);
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+/* A stream that could not be waited for may still be at work. */
 Status gpu_finish(Gpu *gpu) {
     CHECK_CUDA(gpu, cudaGetLastError()); /* of launches, which return nothing */
     CHECK_CUDA(gpu, cudaStreamSynchronize(gpu->computing));
     CHECK_CUDA(gpu, cudaStreamSynchronize(gpu->copying));
-    return gpu->fault[0] ? fault("GPU %d, %s: %s", gpu->device, gpu->name, gpu->fault) : OK;
+    pthread_mutex_lock(&gpu->lock);
+    gpu->hushed |= gpu->fault[0] != 0;
+    Status status = gpu->fault[0] ? fault("GPU %d, %s: %s", gpu->device, gpu->name, gpu->fault) : OK;
+    pthread_mutex_unlock(&gpu->lock);
+    return status;
 }

@@ -44,7 +44,7 @@ void *gpu_stream(const Gpu *gpu);
 
 /* On the copying stream, behind what is in the computing stream now. When the bytes are there, and if done is not NULL,
  * done(user, argument) is called from a thread of the driver; it must not call gpu_* functions. After a fault of the
- * device it may never be called: whoever waits for it calls gpu_finish first. */
+ * device it may never be called: whoever waits for it calls gpu_finish first, and when that fails it never is. */
 typedef void GpuDoneFn(void *user, int argument);
 void gpu_copy_out(Gpu *gpu, void *host, const void *device, size_t bytes, GpuDoneFn *done, void *user, int argument);
 
@@ -55,10 +55,17 @@ void gpu_copy_in(Gpu *gpu, void *device, const void *host, size_t bytes);
 /* Within the device's memory, in the computing stream. */
 void gpu_copy(Gpu *gpu, void *to, const void *from, size_t bytes);
 
-/* Returns when both streams are empty. FAULT with one line on the first fault since gpu_open. */
+/* Returns when both streams are empty. FAULT with one line on the first fault since gpu_open: the streams may be at work
+ * then, but no `done` is called any more, nor at work. Any thread. */
 Status gpu_finish(Gpu *gpu);
 
-/* Notes a fault that code with CUDA headers saw, unless there is one: `what` was being done, `why` in words. */
+/* Who gives up with work outstanding: when it returns, no `done` is called any more, nor at work. Any thread. */
+void gpu_hush(Gpu *gpu);
+
+/* For a thread of the driver: done(user, argument), unless the Gpu is hushed. */
+void gpu_call_back(Gpu *gpu, GpuDoneFn *done, void *user, int argument);
+
+/* Notes a fault that code with CUDA headers saw, unless there is one: `what` was being done, `why` in words. Any thread. */
 void gpu_fault(Gpu *gpu, const char *what, const char *why);
 
 #endif

@@ -47,6 +47,7 @@ void gpu_lane_follow(GpuLane *lane, int mark) {
 }
 
 typedef struct Call {
+    Gpu *gpu;
     GpuDoneFn *fn;
     void *user;
     int argument;
@@ -54,7 +55,7 @@ typedef struct Call {
 
 static void CUDART_CB run_call(void *argument) {
     Call *call = (Call *)argument;
-    call->fn(call->user, call->argument);
+    gpu_call_back(call->gpu, call->fn, call->user, call->argument);
     free(call);
 }
 
@@ -64,7 +65,7 @@ void gpu_lane_call(GpuLane *lane, GpuDoneFn *fn, void *user, int argument) {
         gpu_fault(lane->gpu, "a call in a lane", "no memory");
         return;
     }
-    *call = (Call){fn, user, argument};
+    *call = (Call){lane->gpu, fn, user, argument};
     cudaError_t error = cudaLaunchHostFunc(lane->stream, run_call, call);
     if (error == cudaSuccess)
         return;

@@ -18,6 +18,7 @@ Status gpu_open(Gpu **gpu, int local_rank) {
 void gpu_use(const Gpu *gpu) { assert(!gpu), (void)gpu; }
 void gpu_close(Gpu *gpu) { assert(!gpu), (void)gpu; }
 const char *gpu_name(const Gpu *gpu) { return assert(!gpu), (void)gpu, ""; }
+const char *gpu_pci(const Gpu *gpu) { return assert(!gpu), (void)gpu, ""; }
 size_t gpu_memory_free_bytes(const Gpu *gpu) { return assert(!gpu), (void)gpu, (size_t)0; }
 const Allocator *gpu_memory(Gpu *gpu) { return assert(!gpu), (void)gpu, &host_memory; }
 void *gpu_stream(const Gpu *gpu) { return assert(!gpu), (void)gpu, NULL; }

@@ -80,6 +80,32 @@ int machine_numa_domain(void) {
     return numa_domain;
 }
 
+static int read_bridges(hwloc_topology_t devices, const char *pci, int *bridges, int max) {
+    int count = 0;
+    hwloc_topology_set_io_types_filter(devices, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if (hwloc_topology_load(devices) != 0)
+        return -1;
+    hwloc_obj_t at = hwloc_get_pcidev_by_busidstring(devices, pci);
+    if (!at)
+        return -1;
+    while ((at = at->parent) && at->type == HWLOC_OBJ_BRIDGE &&
+           at->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI && count < max) {
+        struct hwloc_pcidev_attr_s place = at->attr->bridge.upstream.pci;
+        bridges[count++] = (int)((unsigned)place.domain << 16 | place.bus << 8 | place.dev << 3 | place.func);
+    }
+    return count;
+}
+
+/* Devices take time to find, so only who asks for them pays. */
+int machine_pcie_bridges(const char *pci, int *bridges, int max) {
+    hwloc_topology_t devices;
+    if (hwloc_topology_init(&devices) != 0)
+        return -1;
+    int count = read_bridges(devices, pci, bridges, max);
+    hwloc_topology_destroy(devices);
+    return count;
+}
+
 void machine_binding(char *text, int size) {
     pthread_once(&once, look);
     hwloc_bitmap_list_snprintf(text, (size_t)size, allowed);

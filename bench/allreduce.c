@@ -432,7 +432,7 @@ static const Option table[] = {
     {.key = "ranks_per_node", .type = OPTION_STRING, .offset = offsetof(BenchOptions, ranks_per_node), .initial = "0",
      .help = "0: as found; 4: so many ranks in a row count as one node; 3,2: unequal nodes"},
     {.key = "group", .type = OPTION_CHOICE, .offset = offsetof(BenchOptions, group), .initial = "node",
-     .choices = comm_groups, .help = "numa: each NUMA domain that ranks are bound to counts as a node of its own"},
+     .choices = "node|numa", .help = "numa: each NUMA domain that ranks are bound to counts as a node of its own"},
     {.key = "leader", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, leader), .initial = "no",
      .help = "hierarchical: one rank per node talks to other nodes"},
     INTEGER(loop_ranks, "1", 1, 256, "ranks as threads, when mpirun did not start the program"),

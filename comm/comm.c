@@ -18,7 +18,7 @@ enum { LINE_BYTES = 1024 };
 
 const char comm_transports[] = "auto|mpi|loop|nccl";
 const char comm_algorithms[] = "auto|naive|native|iallreduce|ring|tree|reduce_scatter|hierarchical";
-const char comm_groups[] = "node|numa";
+const char comm_groups[] = "node|numa|pcie"; /* in the order of CommNodes */
 const char comm_compressors[] = "none|bf16|int8|int4|topk|int8_tensor";
 const char comm_requantisations[] = "no|ring";
 
@@ -36,7 +36,7 @@ const Option comm_options[] = {
     {"ranks_per_node", OPTION_STRING, offsetof(CommConfig, ranks_per_node), "0",
      .help = "0: as found; 4: so many ranks in a row count as one node; 3,2: unequal nodes"},
     {"group", OPTION_CHOICE, offsetof(CommConfig, group), "node", .choices = comm_groups,
-     .help = "numa: each NUMA domain that ranks are bound to counts as a node of its own"},
+     .help = "numa: each NUMA domain that ranks are bound to counts as a node; pcie: GPUs below one PCIe switch do"},
     {"calibrate", OPTION_BOOL, offsetof(CommConfig, calibrate), "yes",
      .help = "measure the links at the start (half a second, with MPI's own all-reduces two), to predict each bucket"},
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
@@ -80,7 +80,7 @@ const int loop_option_count = sizeof loop_options / sizeof *loop_options;
 
 /* ---- life ---- */
 
-static void find_local_ranks(Comm *comm) {
+void comm_count_nodes(Comm *comm) {
     const Transport *transport = comm->transport;
     int own = transport->node[transport->rank];
     comm->nodes = comm->node = comm->local_rank = comm->local_ranks = 0;
@@ -104,20 +104,20 @@ static Status find_domains(Comm *comm) {
     if (!domains)
         return fault("no memory for the domains of %d ranks", comm_ranks(comm));
     Status status = comm_gather(comm, &mine, domains, sizeof mine);
-    if (status == OK && comm->by_numa)
+    if (status == OK && comm->nodes_are == COMM_NODES_NUMA)
         nodes_split(comm->transport, domains);
     free(domains);
     return status;
 }
 
 Status comm_set_nodes(Comm *comm, const CommConfig *config) {
-    comm->by_numa = strcmp(option_choice(comm_groups, config->group), "numa") == 0;
+    comm->nodes_are = (CommNodes)config->group;
     TRY(nodes_check(config->ranks_per_node, comm_ranks(comm)));
     nodes_place(comm->transport, config->ranks_per_node);
-    find_local_ranks(comm);
+    comm_count_nodes(comm);
     comm->machine_ranks = comm->local_ranks;
     TRY(find_domains(comm));
-    find_local_ranks(comm);
+    comm_count_nodes(comm);
     return OK;
 }
 
@@ -161,8 +161,9 @@ Status comm_create(Comm **result, Transport *transport) {
         return fault("no memory for the ranks' group");
     for (int rank = 0; rank < ranks; rank++)
         members[rank] = rank;
-    find_local_ranks(comm);
-    comm->machine_ranks = comm->local_ranks;
+    comm_count_nodes(comm);
+    comm->machine_ranks = comm->host_ranks = comm->local_ranks;
+    comm->host_rank = comm->local_rank;
     comm->memory = host_memory;
     if (ranks == 1)
         return OK;
@@ -186,7 +187,8 @@ int comm_local_ranks(const Comm *comm) { return comm->local_ranks; }
 int comm_nodes(const Comm *comm) { return comm->nodes; }
 int comm_node(const Comm *comm) { return comm->node; }
 bool comm_same_node(const Comm *comm, int a, int b) { return comm->transport->node[a] == comm->transport->node[b]; }
-bool comm_nodes_are_numa(const Comm *comm) { return comm->by_numa; }
+CommNodes comm_nodes_are(const Comm *comm) { return comm->nodes_are; }
+int comm_host_rank(const Comm *comm) { return comm->host_rank; }
 int comm_machine_ranks(const Comm *comm) { return comm->machine_ranks; }
 const char *comm_transport_name(const Comm *comm) { return comm->world.transport->ops->name; }
 

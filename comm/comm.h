@@ -28,7 +28,7 @@ typedef struct CommConfig {
     bool overlap;           /* buckets leave during backward; no: all of them after it */
     int64_t bucket_bytes;   /* target; buckets are whole layers unless a layer is larger */
     char ranks_per_node[OPTION_TEXT]; /* which ranks count as one node: comm/nodes.h */
-    int group;              /* node|numa: each NUMA domain that ranks are bound to counts as a node */
+    int group;              /* node|numa|pcie: what counts as a node, a CommNodes */
     bool calibrate;         /* measure the links at the start, for the predictions */
     int64_t verify_every;   /* every so many steps all ranks compare a hash of their parameters; 0: never */
     int64_t timeout_s;      /* a rank that waits longer for another one gives up, naming it */
@@ -78,7 +78,10 @@ int comm_ranks(const Comm *comm);      /* world size */
 int comm_local_rank(const Comm *comm); /* among the ranks of this node */
 int comm_local_ranks(const Comm *comm);
 int comm_nodes(const Comm *comm);
-bool comm_nodes_are_numa(const Comm *comm);    /* comm.group = numa: nodes are NUMA domains */
+/* What counts as a node, by [comm] group: hosts; NUMA domains that ranks are bound to; GPUs below one PCIe switch. */
+typedef enum CommNodes { COMM_NODES_HOSTS, COMM_NODES_NUMA, COMM_NODES_PCIE } CommNodes;
+CommNodes comm_nodes_are(const Comm *comm);
+int comm_host_rank(const Comm *comm);          /* among the ranks of this host, whatever counts as a node */
 int comm_machine_ranks(const Comm *comm);      /* ranks of this node, and of all domains that it was split into */
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 bool comm_same_node(const Comm *comm, int a, int b); /* of any two ranks */
@@ -88,7 +91,8 @@ const char *comm_transport_name(const Comm *comm);
 
 /* From now on the sync works on arrays in this Gpu's memory, by NCCL, if comm.transport is auto or nccl and can do that:
  * comm_on_gpu tells. Where it cannot, and for comm.transport = mpi or loop, the sync goes on to work on the host's memory.
- * FAULT where nccl is asked for and impossible, as it is without a Gpu (NULL). Collective; before sync_create. */
+ * FAULT where nccl is asked for and impossible, as it is without a Gpu (NULL). comm.group = pcie finds its nodes here:
+ * BAD_INPUT where a rank has no GPU, or one that hwloc does not see. Collective; before sync_create. */
 Status comm_use_gpu(Comm *comm, const CommConfig *config, Gpu *gpu);
 bool comm_on_gpu(const Comm *comm);
 

@@ -14,7 +14,8 @@ struct Comm {
     Transport *device;    /* owned; NULL where gradients are in the host's memory */
     const Allocator *scratch_memory; /* of the kind in which gradients are */
     int local_rank, local_ranks, node, nodes, machine_ranks;
-    bool by_numa;
+    int host_rank, host_ranks; /* of this host, whatever counts as a node */
+    CommNodes nodes_are;
     Engine *engine; /* owned; NULL with a single rank */
     Allocator memory; /* what comm_memory returns */
     Gpu *gpu;             /* borrowed; NULL without */
@@ -37,6 +38,8 @@ Status comm_create(Comm **comm, Transport *transport);
 
 /* Overrides which ranks share a node, as [comm] says. Every rank alike; BAD_INPUT too. */
 Status comm_set_nodes(Comm *comm, const CommConfig *config);
+/* Counts nodes and their ranks anew, as the transport has them now. */
+void comm_count_nodes(Comm *comm);
 void comm_destroy(Comm *comm); /* not collective; accepts NULL and half-built ones */
 
 /* 64 bits of data u8[bytes]; any change of a single word changes it. */

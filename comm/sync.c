@@ -53,6 +53,7 @@ struct Sync {
     atomic_uchar *stale;  /* [plan.count], owned: parameters on their way */
     atomic_uchar rows_stale; /* the embedding's rows of this step are on their way */
     double *ready_ms;     /* [gradient_count], owned: written by whoever marks it */
+    atomic_int current;   /* the bucket that was begun last in this step, -1: none yet */
     /* under lock */
     bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
     bool waited;    /* backward is over: the lookup's rows may leave */
@@ -431,6 +432,19 @@ static Status gather_rows(Sync *sync) {
 
 static Status wait_until(Sync *sync, const bool *flag, const atomic_int *missing);
 
+/* A GPU fails behind the comm thread's back: the line tells where. What stands in its lane calls nobody any more. */
+static Status at_bucket(const Sync *sync, Status status, int b) {
+    char line[1024], bucket[32] = "";
+    if (status == OK || !comm_on_gpu(sync->comm))
+        return status;
+    if (b >= 0)
+        snprintf(bucket, sizeof bucket, "bucket %d of ", b);
+    snprintf(line, sizeof line, "%s; node %d, %sstep %lld", error_line(), comm_node(sync->comm), bucket,
+             (long long)sync->step);
+    transport_abandon(sync->comm->device);
+    return error_restore(status, line);
+}
+
 /* From the last bucket to the first, as forward needs them: the embedding's matrix first of all, unless its rows go
  * ahead; then it is the last, and waits until forward has read them. */
 static Status gather_params(Sync *sync) {
@@ -448,7 +462,7 @@ static Status gather_params(Sync *sync) {
         set_label(sync, b);
         Payload payload = payload_of(sync, b, sync->setup.params);
         TRY(sync->plan.collectives[b]->all_gather(&sync->comm->world, &payload));
-        TRY(transport_flush(sync->comm->world.transport));
+        TRY(at_bucket(sync, transport_flush(sync->comm->world.transport), b));
         arrived(sync, &sync->stale[b]);
         if (i + 1 == shift) /* the whole matrix instead of its rows */
             arrived(sync, &sync->rows_stale);
@@ -482,7 +496,11 @@ static Status wait_until(Sync *sync, const bool *flag, const atomic_int *missing
     return cancelled ? fault("cancelled") : OK;
 }
 
-static void stamp_start(void *user, int b) { ((Sync *)user)->bucket_stats[b].start_ms = now_ms(user); }
+static void stamp_start(void *user, int b) {
+    Sync *sync = user;
+    sync->bucket_stats[b].start_ms = now_ms(sync);
+    atomic_store(&sync->current, b);
+}
 static void stamp_done(void *user, int b) { ((Sync *)user)->bucket_stats[b].done_ms = now_ms(user); }
 
 static Status reduce_bucket(Sync *sync, int b) {
@@ -533,6 +551,13 @@ static Status backward_job(void *argument) {
     TRY(transport_flush(sync->comm->world.transport));
     set_label(sync, -1);
     return OK;
+}
+
+static Status watched_backward_job(void *argument) {
+    Sync *sync = argument;
+    atomic_store(&sync->current, -1);
+    Status status = backward_job(sync);
+    return at_bucket(sync, status, atomic_load(&sync->current));
 }
 
 /* ---- the rank's threads: forward ---- */
@@ -657,7 +682,7 @@ void sync_begin(Sync *sync) {
     sync->released = sync->config.overlap;
     sync->waited = sync->cancelled = false;
     pthread_mutex_unlock(&sync->lock);
-    engine_post(sync->comm->engine, backward_job, sync);
+    engine_post(sync->comm->engine, watched_backward_job, sync);
 }
 
 void sync_weight(Sync *sync, double weight) { sync->scale = (float)weight; }

@@ -101,7 +101,8 @@ static void add_up(Trainer *t, const SyncMemory *sync, size_t *host_bytes) {
     t->memory.moments = t->device.computes ? adamw_bytes(&t->table, sync->shard.slices ? &sync->shard : NULL) : 0;
     t->memory.activations = batch_bytes(t, s->train.batch) - device;
     t->memory.work = device + norm + rows + (sync_here ? sync->bytes : 0);
-    *host_bytes = tokens + (on_gpu ? 2 * params + rows : memory_total(&t->memory)) + (sync_here ? 0 : sync->bytes);
+    *host_bytes = tokens + (sync_here ? 0 : sync->bytes);
+    *host_bytes += on_gpu ? (trainer_grads_on_host(t) ? 2 : 1) * params + rows : memory_total(&t->memory);
 }
 
 static Status measure(Trainer *t, size_t *host_bytes) {

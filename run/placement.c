@@ -32,7 +32,8 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
     omp_set_num_threads(threads);
     if (!log)
         return OK;
-    const char *unit = comm_nodes_are_numa(comm) ? "NUMA domain" : "node";
+    static const char *const units[] = {"node", "NUMA domain", "PCIe group"}; /* in the order of CommNodes */
+    const char *unit = units[comm_nodes_are(comm)];
     int ranks = comm_ranks(comm), nodes = comm_nodes(comm), usable = cores * (comm_machine_ranks(comm) / sharing);
     log_fact(log, "ranks", "%d on %d %s%s over %s, %d thread%s each, rank 0 on core%s %s", ranks, nodes,
              unit, nodes > 1 ? "s" : "", comm_transport_name(comm), threads, threads > 1 ? "s" : "",

@@ -4,12 +4,12 @@
 
 static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
 
-Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamTable *table, float *host_params,
+Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params,
                     float *host_grads) {
     *stage = (Stage){.params = host_params, .grads = host_grads, .gpu = device->gpu,
                      .memory = device->memory, .table = table, .host_params = host_params,
                      .host_grads = host_grads,
-                     .copies = device->gpu && comm_ranks(comm) > 1 && !comm_on_gpu(comm)};
+                     .copies = device->gpu && host_grads};
     if (!stage->gpu)
         return OK;
     stage->params = memory_alloc(stage->memory, bytes_of(table->elems));
@@ -18,7 +18,8 @@ Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamT
         return fault("out of memory on the GPU: parameters and gradients take 2 x %.2f GB",
                      1e-9 * (double)bytes_of(table->elems));
     gpu_pin(stage->gpu, host_params, bytes_of(table->elems));
-    gpu_pin(stage->gpu, host_grads, bytes_of(table->elems));
+    if (stage->copies)
+        gpu_pin(stage->gpu, host_grads, bytes_of(table->elems));
     return OK;
 }
 
@@ -27,7 +28,8 @@ void stage_destroy(Stage *stage) {
         return;
     gpu_finish(stage->gpu);
     gpu_unpin(stage->gpu, stage->host_params);
-    gpu_unpin(stage->gpu, stage->host_grads);
+    if (stage->copies)
+        gpu_unpin(stage->gpu, stage->host_grads);
     memory_free(stage->memory, stage->rows);
     memory_free(stage->memory, stage->grads);
     memory_free(stage->memory, stage->params);

@@ -22,7 +22,7 @@ typedef struct Stage {
     Gpu *gpu; /* NULL: the host's arrays are the model's */
     const Allocator *memory;
     const ParamTable *table;
-    float *host_params, *host_grads; /* borrowed */
+    float *host_params, *host_grads; /* borrowed; host_grads may be NULL */
     float *rows;                     /* f32[rows_elems], of the lookup; NULL without */
     int64_t rows_elems;
     Sync *sync;
@@ -31,8 +31,8 @@ typedef struct Stage {
     bool split; /* the embedding has two gradients */
 } Stage;
 
-/* host_params and host_grads are where comm sees them; the sync works on host_grads or, if comm_on_gpu(), on grads. */
-Status stage_create(Stage *stage, const Device *device, Comm *comm, const ParamTable *table, float *host_params,
+/* host_params and host_grads are where ranks talk. host_grads NULL: the model is on a GPU, and its gradients stay there. */
+Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params,
                     float *host_grads);
 void stage_destroy(Stage *stage); /* accepts a zeroed one */
 

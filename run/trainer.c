@@ -27,6 +27,10 @@ int64_t trainer_lookup_elems(const Trainer *t) {
     return splits_embedding(t) ? (int64_t)(t->model_config.vocab / 2) * t->model_config.channels : 0;
 }
 
+bool trainer_grads_on_host(const Trainer *t) {
+    return !t->device.gpu || (t->ranks > 1 && !comm_on_gpu(t->comm));
+}
+
 Gpt2Options trainer_model_options(const Trainer *t) {
     return (Gpt2Options){.max_B = (int)t->settings->train.batch, .max_T = (int)t->settings->train.seq_len,
                          .train = true, .recompute = t->settings->train.recompute};
@@ -51,7 +55,7 @@ static Status check_input(Trainer *t) {
         return config_error(s->config, "data.tokenizer", "%s has %d tokens, the model %d", s->data.tokenizer,
                             tokenizer_vocab(t->tokenizer), t->model_config.vocab);
     Gpt2Options options = trainer_model_options(t);
-    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_local_rank(t->comm)));
+    TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_host_rank(t->comm)));
     if (!t->device.computes && s->run.resume)
         return config_error(s->config, "run.resume", "the replay device has nothing to resume");
     return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
@@ -97,13 +101,14 @@ static Status allocate(Trainer *t) {
     size_t bytes = (size_t)t->table.elems * sizeof(float), tokens = (size_t)(s->train.batch * s->train.seq_len);
     tokens *= (size_t)t->micro_steps;
     t->params = memory_alloc(s->optim.zero ? comm_memory(t->comm) : &host_memory, bytes);
-    t->grads = memory_alloc(comm_memory(t->comm), bytes);
+    if (trainer_grads_on_host(t))
+        t->grads = memory_alloc(comm_memory(t->comm), bytes);
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
-    if (!t->params || !t->grads || !t->inputs || !t->targets)
+    if (!t->params || (trainer_grads_on_host(t) && !t->grads) || !t->inputs || !t->targets)
         return fault("out of memory: parameters and gradients take %.2f GB, a step's tokens (train.global_batch) "
                      "%.2f GB", 2e-9 * (double)bytes, 2e-9 * (double)(tokens * sizeof(int)));
-    TRY(stage_create(&t->stage, &t->device, t->comm, &t->table, t->params, t->grads));
+    TRY(stage_create(&t->stage, &t->device, &t->table, t->params, t->grads));
     TRY(device_connect(&t->device, t->stage.params, t->table.elems));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
                        t->device.ops, t->device.memory);

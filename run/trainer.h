@@ -30,7 +30,7 @@ typedef struct Trainer {
     Tokenizer *tokenizer;                  /* may be NULL */
     Gpt2Config model_config;
     ParamTable table;
-    float *params, *grads; /* f32[table.elems], where comm sees them */
+    float *params, *grads; /* f32[table.elems], on the host; grads NULL where none travel through it */
     int *inputs, *targets; /* i32[batch * seq_len], one micro-batch */
     Device device;
     RunMemory memory; /* what trainer_build will allocate */
@@ -48,6 +48,9 @@ typedef struct Trainer {
 Gpt2Options trainer_model_options(const Trainer *t);
 SyncSetup trainer_sync_setup(const Trainer *t);
 int64_t trainer_lookup_elems(const Trainer *t);
+
+/* Gradients of a GPU that do not travel through the host's memory have no place there. */
+bool trainer_grads_on_host(const Trainer *t);
 
 /* Before anything large is allocated or any file is written. *t has settings, comm, rank and ranks, the rest is 0. */
 Status trainer_check(Trainer *t);

@@ -72,7 +72,7 @@ static void test_which(void **state) {
     assert_int_equal(gpu_count(&why), 3);
     assert_ok(gpu_open(&gpu, 7)); /* 7 modulo 3: opened, so it exists */
     assert_string_equal(gpu_name(gpu), "CPU as a GPU, sm_90, 1.0 GiB");
-    assert_string_equal(gpu_pci(gpu), "0000:00:00.0");
+    assert_string_equal(gpu_pci(gpu), "0000:11:00.0");
     assert_true(gpu_memory_free_bytes(gpu) == CARD_BYTES);
     gpu_close(gpu);
     gpu_close(NULL);

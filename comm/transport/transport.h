@@ -232,7 +232,7 @@ const ProcessTransport *process_transport(void);
 /* A transport between the memories of the ranks' GPUs; `control`, over which they talk already, must outlive it. */
 typedef struct DeviceTransport {
     const char *name;
-    /* Collective: succeeds or fails on all ranks alike. */
+    /* Collective. Where a rank fails it gets FAULT and says why; elsewhere *transport is NULL then. */
     Status (*create)(Transport **transport, Transport *control, Gpu *gpu);
     void (*destroy)(Transport *transport);
 } DeviceTransport;

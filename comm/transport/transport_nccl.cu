@@ -5,8 +5,13 @@
  *   flush         the host waits, with an eye on NCCL's asynchronous errors and on the time
  *
  * Sizes and order are the plan's, alike on both sides; labels are not sent, so they are not checked. NCCL refuses two
- * ranks on one card. A rank that is lost leaves the others' kernels waiting on the card: flush then gives up and aborts
- * the communicator, which ends them. */
+ * ranks on one card.
+ *
+ * No call waits for ever. The communicator is a non-blocking one: NCCL connects and launches in a thread of its own, at
+ * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands behind.
+ * A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s. Giving up, and
+ * leaving, is ncclCommAbort, which waits for no other rank and ends the kernels; it loses nothing where the lane was
+ * flushed. */
 #include "base/cuda.cuh"
 #include "comm/transport/vector_kernels.cuh"
 
@@ -19,10 +24,16 @@ extern "C" {
 
 #include <nccl.h>
 
+#include <sched.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+
+enum { NAP_NS = 20000, CAUSE_S = 1, TURNS = 9, TURN_NS = 100000000 };
+#define SPIN_S 100e-6
+#define LEAVE_S 1.0 /* for the others to leave in good order */
 
 struct NcclTransport {
     Transport base;
@@ -34,10 +45,60 @@ struct NcclTransport {
 static NcclTransport *nccl_of(Transport *transport) { return (NcclTransport *)transport; }
 static cudaStream_t stream_of(Transport *transport) { return (cudaStream_t)transport->lane; }
 
-static Status nccl_fault(const char *what, ncclResult_t result) {
+/* With what NCCL itself said last. */
+static Status nccl_fault(const char *what, const char *why) {
     const char *detail = ncclGetLastError(NULL);
-    return fault("NCCL, %s: %s%s%s; NCCL_DEBUG=WARN tells more", what, ncclGetErrorString(result),
-                 detail && detail[0] ? ": " : "", detail ? detail : "");
+    return fault("NCCL, %s: %s%s%s; NCCL_DEBUG=WARN tells more", what, why, detail && detail[0] ? ": " : "",
+                 detail ? detail : "");
+}
+
+static Status timed_out(const NcclTransport *self, const char *what) {
+    char why[128];
+    snprintf(why, sizeof why, "no answer from the other GPUs for %g s (comm.timeout_s)", self->base.timeout_s);
+    return nccl_fault(what, why);
+}
+
+/* Others may fail at the same moment, for the same reason. The lowest rank speaks first, and ends them. */
+static void wait_for_my_turn(const NcclTransport *self) {
+    const struct timespec time = {0, (self->base.rank < TURNS ? self->base.rank : TURNS) * TURN_NS};
+    nanosleep(&time, NULL);
+}
+
+/* Another one has the cause: it speaks before all. */
+static void wait_for_the_cause(const NcclTransport *self) {
+    const struct timespec time = {CAUSE_S, 0};
+    nanosleep(&time, NULL);
+    wait_for_my_turn(self);
+}
+
+/* What NCCL is at, behind the calls. */
+static ncclResult_t state_of(const NcclTransport *self) {
+    ncclResult_t state = ncclSuccess, result = ncclCommGetAsyncError(self->comm, &state);
+    return result == ncclSuccess ? state : result;
+}
+
+/* Between two looks, `since_s` the first one. */
+static void back_off(double since_s) {
+    const struct timespec nap = {0, NAP_NS};
+    if (clock_s() - since_s < SPIN_S)
+        sched_yield();
+    else
+        nanosleep(&nap, NULL);
+}
+
+/* Returns when NCCL is done with a call that gave `result`. */
+static Status settle(const NcclTransport *self, const char *what, ncclResult_t result) {
+    double start_s = clock_s();
+    while ((result == ncclSuccess || result == ncclInProgress) && (result = state_of(self)) == ncclInProgress) {
+        if (clock_s() - start_s > self->base.timeout_s) {
+            wait_for_my_turn(self);
+            return timed_out(self, what);
+        }
+        back_off(start_s);
+    }
+    if (result == ncclRemoteError)
+        wait_for_the_cause(self);
+    return result == ncclSuccess ? OK : nccl_fault(what, ncclGetErrorString(result));
 }
 
 /* ---- vector operations ---- */
@@ -118,7 +179,7 @@ static Status nccl_start(Transport *transport) {
         }
     ncclResult_t end = ncclGroupEnd();
     result = result == ncclSuccess ? end : result;
-    return result == ncclSuccess ? OK : nccl_fault("messages between GPUs", result);
+    return settle(self, "messages between GPUs", result);
 }
 
 static Status nccl_progress(Transport *transport, const MessageGroup *group) {
@@ -131,6 +192,7 @@ static void nccl_abandon(Transport *transport) {
     if (self->comm)
         ncclCommAbort(self->comm);
     self->comm = NULL;
+    gpu_hush(self->gpu); /* what stands in the lane behind it is done now, for nobody */
 }
 
 /* Never spins: it only joins the lane. */
@@ -141,7 +203,7 @@ static Status nccl_allreduce_sum(Transport *transport, const float *terms, float
         return fault("NCCL: the communicator was aborted");
     ncclResult_t result =
         ncclAllReduce(terms, sum, (size_t)elems, ncclFloat32, ncclSum, self->comm, stream_of(transport));
-    return result == ncclSuccess ? OK : nccl_fault("all-reduce", result);
+    return settle(self, "all-reduce", result);
 }
 
 /* ---- the lane ---- */
@@ -159,32 +221,26 @@ static Status give_up(NcclTransport *self, Status status) {
     return error_restore(status, line);
 }
 
-static Status asynchronous_error(NcclTransport *self) {
-    ncclResult_t state = ncclSuccess;
-    ncclResult_t result = ncclCommGetAsyncError(self->comm, &state);
-    result = result == ncclSuccess ? state : result;
-    return result == ncclSuccess || result == ncclInProgress ? OK : nccl_fault("between GPUs", result);
-}
-
 static Status nccl_flush(Transport *transport) {
     NcclTransport *self = nccl_of(transport);
-    const struct timespec nap = {0, 20000};
     double start_s = clock_s();
     cudaError_t launched = cudaGetLastError(); /* of this thread: vector operations do not look */
     if (launched != cudaSuccess)
         return give_up(self, fault("the GPU refused work on gradients: %s", cudaGetErrorString(launched)));
     for (bool empty = false;;) {
-        Status status = self->comm ? asynchronous_error(self) : fault("NCCL: the communicator was aborted");
+        Status status = self->comm ? settle(self, "between GPUs", ncclSuccess)
+                                   : fault("NCCL: the communicator was aborted");
         if (status == OK)
             status = gpu_lane_test(self->lane, &empty);
         if (status == OK && empty)
             return OK;
-        if (status == OK && clock_s() - start_s > transport->timeout_s)
-            status = fault("NCCL: rank %d waited %.0f s for its GPU to hear from the others; a rank is lost, or "
-                           "comm.timeout_s is too short", transport->rank, transport->timeout_s);
+        if (status == OK && clock_s() - start_s > transport->timeout_s) {
+            wait_for_my_turn(self);
+            status = timed_out(self, "between GPUs");
+        }
         if (status != OK)
             return give_up(self, status);
-        nanosleep(&nap, NULL);
+        back_off(start_s);
     }
 }
 
@@ -202,35 +258,108 @@ static const TransportOps nccl_ops = {.name = "nccl",
 
 /* ---- life ---- */
 
-/* Rank 0's id goes to everybody; a rank that cannot go on tells them too, so that nobody waits for it inside NCCL. */
-static Status agree(Transport *control, Status mine, const ncclUniqueId *id, ncclUniqueId *common) {
-    struct Word {
-        int status;
-        ncclUniqueId id;
-    } own = {mine, *id}, *all = (struct Word *)calloc((size_t)control->ranks, sizeof own);
-    if (!all)
-        return fault("no memory for %d ranks", control->ranks);
-    Status status = transport_all_gather(control, &own, all, sizeof own);
-    *common = all[0].id;
-    for (int rank = 0; rank < control->ranks && status == OK && mine == OK; rank++)
-        if (all[rank].status != OK)
-            status = fault("rank %d cannot use NCCL", rank);
-    free(all);
-    return mine != OK ? mine : status;
+/* What each rank says to each other one, over `control`, when its start has ended, well or not: so one that cannot go on
+ * is heard of while NCCL still waits for it. */
+struct Words {
+    Transport *control;
+    int own, *said; /* int[ranks], owned: Status */
+    Ticket *heard;  /* Ticket[ranks], owned: the groups that bring them */
+};
+
+static void words_listen(Words *words) {
+    for (int rank = 0; rank < words->control->ranks; rank++) {
+        transport_group_begin(words->control);
+        if (rank != words->control->rank)
+            transport_recv(words->control, rank, &words->said[rank], sizeof(int));
+        words->heard[rank] = transport_group_start(words->control);
+    }
 }
 
-static Status join(NcclTransport *self, Transport *control) {
-    ncclUniqueId id = {}, common;
-    Status status = gpu_lane_create(&self->lane, self->gpu);
-    if (status == OK && control->rank == 0) {
-        ncclResult_t result = ncclGetUniqueId(&id);
-        status = result == ncclSuccess ? OK : nccl_fault("start", result);
+/* Whether a rank has said by now that it failed. */
+static Status words_test(const Words *words, bool *failed) {
+    for (int rank = 0; rank < words->control->ranks; rank++) {
+        bool complete;
+        TRY(transport_group_test(words->control, words->heard[rank], &complete));
+        *failed |= complete && words->said[rank] != OK;
     }
-    TRY(agree(control, status, &id, &common));
-    ncclResult_t result = ncclCommInitRank(&self->comm, control->ranks, common, control->rank);
-    TRY(agree(control, result == ncclSuccess ? OK : nccl_fault("start", result), &id, &common));
-    self->base.lane = gpu_lane_stream(self->lane);
     return OK;
+}
+
+/* Says the own word, and hears all. */
+static Status words_end(Words *words, Status own, bool *failed) {
+    words->own = own;
+    transport_group_begin(words->control);
+    for (int rank = 0; rank < words->control->ranks; rank++)
+        if (rank != words->control->rank)
+            transport_send(words->control, rank, &words->own, sizeof(int));
+    TRY(transport_group_end(words->control));
+    for (int rank = 0; rank < words->control->ranks; rank++)
+        TRY(transport_group_wait(words->control, words->heard[rank]));
+    return words_test(words, failed);
+}
+
+/* Returns when NCCL has connected this rank, or this or another one has failed. */
+static Status connect(NcclTransport *self, const Words *words, const ncclUniqueId *id, bool *failed) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    double start_s = clock_s();
+    ncclResult_t result = ncclCommInitRankConfig(&self->comm, self->base.ranks, *id, self->base.rank, &config);
+    while ((result == ncclSuccess || result == ncclInProgress) && (result = state_of(self)) == ncclInProgress) {
+        TRY(words_test(words, failed));
+        if (*failed)
+            return OK;
+        if (clock_s() - start_s > self->base.timeout_s)
+            return timed_out(self, "start");
+        back_off(start_s);
+    }
+    return result == ncclSuccess ? OK : nccl_fault("start", ncclGetErrorString(result));
+}
+
+struct Id {
+    int status; /* of rank 0, whose id it is */
+    ncclUniqueId id;
+};
+
+static Status send_id(Transport *control, Id *id) {
+    transport_group_begin(control);
+    for (int rank = 1; rank < control->ranks && control->rank == 0; rank++)
+        transport_send(control, rank, id, sizeof *id);
+    if (control->rank > 0)
+        transport_recv(control, 0, id, sizeof *id);
+    return transport_group_end(control);
+}
+
+static Status join(NcclTransport *self, Words *words, bool *failed) {
+    Transport *control = words->control;
+    Id id = {};
+    Status own = gpu_lane_create(&self->lane, self->gpu);
+    if (own == OK && control->rank == 0) {
+        ncclResult_t result = ncclGetUniqueId(&id.id);
+        own = result == ncclSuccess ? OK : nccl_fault("start", ncclGetErrorString(result));
+    }
+    id.status = own;
+    TRY(send_id(control, &id));
+    words_listen(words);
+    if (own == OK && id.status == OK)
+        own = connect(self, words, &id.id, failed);
+    TRY(words_end(words, own, failed));
+    *failed |= own != OK;
+    self->base.lane = own == OK ? gpu_lane_stream(self->lane) : NULL;
+    return own;
+}
+
+/* Good order takes all ranks: where one has no time for that, the others do not wait for it. */
+static void leave(NcclTransport *self) {
+    double start_s = clock_s();
+    ncclResult_t result = ncclCommFinalize(self->comm);
+    while (result == ncclInProgress && clock_s() - start_s < LEAVE_S) {
+        back_off(start_s);
+        result = state_of(self);
+    }
+    if (result == ncclSuccess)
+        ncclCommDestroy(self->comm);
+    else
+        ncclCommAbort(self->comm);
 }
 
 static void nccl_destroy(Transport *transport) {
@@ -238,7 +367,7 @@ static void nccl_destroy(Transport *transport) {
         return;
     NcclTransport *self = nccl_of(transport);
     if (self->comm)
-        ncclCommDestroy(self->comm);
+        leave(self);
     gpu_lane_destroy(self->lane);
     transport_release(transport);
     free(self);
@@ -246,17 +375,28 @@ static void nccl_destroy(Transport *transport) {
 
 static Status nccl_create(Transport **result, Transport *control, Gpu *gpu) {
     NcclTransport *self = (NcclTransport *)calloc(1, sizeof *self);
+    Words words = {control, OK, (int *)calloc((size_t)control->ranks, sizeof(int)),
+                   (Ticket *)calloc((size_t)control->ranks, sizeof(Ticket))};
+    bool failed = false;
     *result = NULL;
-    if (!self || !transport_init(&self->base, &nccl_ops, control->rank, control->ranks, control->timeout_s))
-        return fault("no memory for NCCL's transport");
-    self->base.vector = &vector_cuda;
-    self->gpu = gpu;
-    memcpy(self->base.node, control->node, (size_t)control->ranks * sizeof(int));
-    Status status = join(self, control);
-    if (status != OK)
-        nccl_destroy(&self->base);
-    else
+    Status status = fault("no memory for NCCL's transport");
+    if (self && words.said && words.heard &&
+        transport_init(&self->base, &nccl_ops, control->rank, control->ranks, control->timeout_s)) {
+        self->base.vector = &vector_cuda;
+        self->gpu = gpu;
+        memcpy(self->base.node, control->node, (size_t)control->ranks * sizeof(int));
+        status = join(self, &words, &failed);
+    }
+    if (status == OK && !failed)
         *result = &self->base;
+    else if (self) {
+        if (self->comm)
+            ncclCommAbort(self->comm);
+        self->comm = NULL;
+        nccl_destroy(&self->base);
+    }
+    free(words.said);
+    free(words.heard);
     return status;
 }
 

@@ -16,6 +16,8 @@ using emulator::die;
 
 namespace cudart {
 
+enum { PCI_BUS = 0x10 }; /* of the first device; the others' follow */
+
 static long long from_environment(const char *name, long long otherwise) {
     const char *value = getenv(name);
     return value ? atoll(value) : otherwise;
@@ -30,16 +32,18 @@ struct Runtime {
     std::mutex lock;
     /* devices */
     int devices = (int)from_environment("CUDART_DEVICES", 1);
-    int major = 9, minor = 0, driver_version = (int)from_environment("CUDART_DRIVER", CUDART_VERSION);
+    int major = (int)from_environment("CUDART_ARCH", 90) / 10, minor = (int)from_environment("CUDART_ARCH", 90) % 10;
+    int driver_version = (int)from_environment("CUDART_DRIVER", CUDART_VERSION);
     size_t memory_bytes = (size_t)from_environment("CUDART_MEMORY_MIB", 16 << 10) << 20;
     /* memory, by its first byte */
     std::map<const char *, Allocation> device_memory;
     std::map<const char *, size_t> pinned;
     size_t dynamic_shared_allowed = 0;
-    /* errors to come, and the one that sticks */
-    char failing[64] = "";
+    /* errors to come, and those that stick */
+    char failing[64] = ""; /* a function's name, with "@1": of device 1 */
     int calls_left = 0;
-    cudaError_t injected = cudaSuccess, stuck = cudaSuccess;
+    cudaError_t injected = cudaSuccess;
+    std::map<int, cudaError_t> stuck; /* by device */
 
     Runtime() {
         int error = 0;
@@ -65,15 +69,37 @@ cudaError_t failed(cudaError_t error) {
     return error;
 }
 
-cudaError_t enter(const char *function) {
+/* What a call is that fails after a count. */
+static bool is_failing(const Runtime &r, const char *function) {
+    const char *at = strchr(r.failing, '@');
+    size_t length = at ? (size_t)(at - r.failing) : strlen(r.failing);
+    return strlen(function) == length && strncmp(function, r.failing, length) == 0 &&
+           (!at || atoi(at + 1) == current_device);
+}
+
+int own_device() { return current_device; }
+bool is_stuck(int device) {
+    Locked locked(runtime().lock);
+    return runtime().stuck[device] != cudaSuccess;
+}
+
+static cudaError_t fail_by_count(const char *function) {
     Runtime &r = runtime();
     Locked locked(r.lock);
-    if (r.stuck == cudaSuccess && r.calls_left > 0 && strcmp(function, r.failing) == 0 && --r.calls_left == 0) {
+    cudaError_t &stuck = r.stuck[current_device];
+    if (stuck == cudaSuccess && r.calls_left > 0 && is_failing(r, function) && --r.calls_left == 0) {
         if (r.injected >= cudaErrorIllegalAddress && r.injected <= cudaErrorLaunchFailure)
-            r.stuck = r.injected;
-        return failed(r.injected);
+            stuck = r.injected;
+        return r.injected;
     }
-    return failed(r.stuck);
+    return stuck;
+}
+
+cudaError_t enter(const char *function) {
+    cudaError_t error = fail_by_count(function);
+    if (error != cudaSuccess && is_stuck(current_device))
+        wait_for_running(current_device);
+    return failed(error);
 }
 
 /* The part that begins at or before `at`, if it reaches over `bytes` from there. */
@@ -139,7 +165,7 @@ void cudart_fail(const char *function, int call, int error) {
     snprintf(r.failing, sizeof r.failing, "%s", function ? function : "");
     r.calls_left = function ? call : 0;
     r.injected = (cudaError_t)error;
-    r.stuck = cudaSuccess;
+    r.stuck.clear();
     last_error = cudaSuccess;
 }
 size_t cudart_memory_used(void) {
@@ -186,6 +212,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     properties->major = runtime().major;
     properties->minor = runtime().minor;
     properties->totalGlobalMem = runtime().memory_bytes;
+    properties->pciBusID = PCI_BUS + device;
     properties->multiProcessorCount = 4;
     properties->pciBusID = device;
     properties->warpSize = emulator::WARP_LANES;
@@ -225,8 +252,9 @@ cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute attribute, int 
 
 cudaError_t cudaPeekAtLastError() { return last_error; }
 cudaError_t cudaGetLastError() {
+    Locked locked(runtime().lock);
     cudaError_t error = last_error;
-    last_error = runtime().stuck;
+    last_error = runtime().stuck[current_device];
     return error;
 }
 const char *cudaGetErrorName(cudaError_t error) { return error == cudaSuccess ? "cudaSuccess" : "cudaError"; }

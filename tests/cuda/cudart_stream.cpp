@@ -4,7 +4,8 @@
  *   when a call waits for a stream   what that stream needs, through the events it waits for, and nothing else
  *   when nothing happens for 2 ms    anything that may run, from streams in turn by the emulator's seed
  *
- * So a copy whose result is read too early, or whose source is overwritten too early, shows.
+ * So a copy whose result is read too early, or whose source is overwritten too early, shows. A device with an error that
+ * sticks does nothing any more.
  * The default stream (and calls without a stream) waits for those streams that were not made cudaStreamNonBlocking. */
 #include "tests/cuda/machine.h"
 #include "tests/cuda/runtime.h"
@@ -33,13 +34,15 @@ struct Event {
 };
 
 struct Item {
-    std::function<void()> work;   /* or: */
+    std::function<void()> work;   /* of the device, unless that has failed; or of the stream itself; or: */
     std::shared_ptr<Event> event; /* to wait for, until `record` records have been reached */
     uint64_t record;
     Stream *recorder;
+    bool of_device = false;
 };
 
 struct Stream {
+    int device = 0;
     bool blocking = true, running = false;
     std::deque<Item> queue;
 };
@@ -92,7 +95,7 @@ static Stream *any_stream(Driver &d) {
 static void run_first(Driver &d, Stream *s, Lock &locked) {
     Item item = std::move(s->queue.front());
     s->queue.pop_front();
-    if (item.work) {
+    if (item.work && !(item.of_device && is_stuck(s->device))) {
         s->running = true;
         locked.unlock();
         item.work();
@@ -139,6 +142,15 @@ static void wait_for_all(bool blocking_only) {
 }
 void drain() { wait_for_all(false); }
 
+void wait_for_running(int device) {
+    Driver &d = driver();
+    Lock locked(d.lock);
+    d.changed.wait(locked, [&] {
+        return std::none_of(d.streams.begin(), d.streams.end(),
+                            [=](const auto &s) { return s->device == device && s->running; });
+    });
+}
+
 /* ---- queueing ---- */
 
 static void put(Driver &d, Stream *s, Item item, Lock &locked) {
@@ -164,7 +176,7 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
     }
     Driver &d = driver();
     Lock locked(d.lock);
-    put(d, (Stream *)stream, Item{std::move(work), nullptr, 0, nullptr}, locked);
+    put(d, (Stream *)stream, Item{std::move(work), nullptr, 0, nullptr, true}, locked);
 }
 
 } // namespace cudart
@@ -197,6 +209,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     ENTER();
     Lock locked(driver().lock);
     auto s = std::make_shared<Stream>();
+    s->device = own_device();
     s->blocking = !(flags & cudaStreamNonBlocking);
     driver().streams.push_back(s);
     *stream = (cudaStream_t)s.get();

@@ -1,11 +1,13 @@
 /* A stand-in for NCCL, linked in its place: ranks are threads of one process. A group of calls is carried out when it
- * ends, by the thread that ends it: first the stream's work so far, as far as it must be, then a meeting with the peers.
+ * ends, by a thread of its own, as a non-blocking communicator does it: first the stream's work so far, as far as it must
+ * be, then a meeting with the peers. Until then ncclCommGetAsyncError says ncclInProgress.
  *
  *   mailbox [from][to]   what was sent and not yet taken, oldest first. Whoever receives copies; whoever sent waits
  *                        until all of its own is taken
  *   sum                  an all-reduce waits for all ranks; the last one adds up, in rank order
  *
- * Sizes that differ, and pointers that are not the device's, die: NCCL itself would hang, or overwrite memory. */
+ * Sizes that differ, pointers that are not the device's, streams that are used while a group is in progress, die: NCCL
+ * itself would hang, overwrite memory, or add what is not there yet. stand_ins.h tells how it is made to fail. */
 #include "tests/cuda/machine.h"
 #include "tests/cuda/runtime.h"
 #include "tests/cuda/stand_ins.h"
@@ -13,11 +15,15 @@
 #include <nccl.h>
 
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <thread>
 #include <vector>
 
 using emulator::die;
@@ -33,7 +39,8 @@ struct Sent {
 struct World {
     std::mutex lock;
     std::condition_variable changed;
-    int ranks = 0, joined = 0;
+    int ranks = 0, joined = 0, leaving = 0;
+    std::set<int> devices;
     bool aborted = false;
     std::map<std::pair<int, int>, std::deque<Sent>> mail; /* by sender and receiver */
     /* an all-reduce */
@@ -71,8 +78,38 @@ size_t size_of(ncclDataType_t type) {
 
 struct ncclComm {
     std::shared_ptr<World> world;
-    int rank;
+    int rank, device;
+    /* under the world's lock */
+    bool leaves = false, hangs = false, working = false;
+    ncclResult_t result = ncclSuccess; /* of what was asked for last */
+    std::thread thread;                /* the caller's: carries the last group out */
 };
+
+/* ---- NCCL_FAIL ---- */
+
+namespace {
+
+struct Fault {
+    char function[64] = "";
+    int rank = -1, calls_left = 0, result = 0;
+
+    Fault() {
+        const char *text = getenv("NCCL_FAIL");
+        if (text && sscanf(text, "%63[^:]:%d:%d:%d", function, &rank, &calls_left, &result) != 4)
+            die("NCCL_FAIL: expected function:rank:call:result, found '%s'", text);
+    }
+};
+
+/* What this call of a rank gives instead: ncclInProgress for one that never ends. */
+ncclResult_t enter(const char *function, int rank) {
+    static Fault fault;
+    static std::mutex lock;
+    std::lock_guard<std::mutex> locked(lock);
+    bool meant = rank == fault.rank && strcmp(function, fault.function) == 0;
+    return meant && fault.calls_left > 0 && --fault.calls_left == 0 ? (ncclResult_t)fault.result : ncclSuccess;
+}
+
+} // namespace
 
 namespace {
 
@@ -121,33 +158,70 @@ bool sum(World &world, const Call &call, std::unique_lock<std::mutex> &locked) {
     return true;
 }
 
-ncclResult_t carry_out() {
-    std::vector<Call> group;
-    group.swap(calls);
-    if (group.empty())
-        return ncclSuccess;
+ncclResult_t carry_out(const std::vector<Call> &group) {
     for (const Call &call : group)
         if (cudaStreamSynchronize(call.stream) != cudaSuccess)
             return ncclUnhandledCudaError;
     World &world = *group[0].comm->world;
     std::unique_lock<std::mutex> locked(world.lock);
     int open = 0;
+    if (world.aborted)
+        return ncclRemoteError;
     for (const Call &call : group)
         if (call.kind == Call::SEND)
             post(world, call, &open);
     world.changed.notify_all();
     for (const Call &call : group)
-        if ((call.kind == Call::RECV && !take(world, call, locked)) || (call.kind == Call::SUM && !sum(world, call, locked)))
+        if (world.aborted || (call.kind == Call::RECV && !take(world, call, locked)) ||
+            (call.kind == Call::SUM && !sum(world, call, locked)))
             return ncclRemoteError;
     world.changed.wait(locked, [&] { return world.aborted || open == 0; });
     return world.aborted ? ncclRemoteError : ncclSuccess;
+}
+
+/* A kernel that waits for its peers for ever, until the communicator is aborted. */
+ncclResult_t stand_still(const Call &call) {
+    std::shared_ptr<World> world = call.comm->world;
+    cudart::enqueue(call.stream, [world] {
+        std::unique_lock<std::mutex> locked(world->lock);
+        world->changed.wait(locked, [&] { return world->aborted; });
+    });
+    return ncclSuccess;
+}
+
+void work(ncclComm_t comm, std::vector<Call> group, bool stands_still) {
+    cudaSetDevice(comm->device);
+    ncclResult_t result = stands_still ? stand_still(group[0]) : carry_out(group);
+    std::lock_guard<std::mutex> locked(comm->world->lock);
+    comm->result = result;
+    comm->working = false;
+}
+
+ncclResult_t launch() {
+    std::vector<Call> group;
+    group.swap(calls);
+    if (group.empty())
+        return ncclSuccess;
+    ncclComm_t comm = group[0].comm;
+    ncclResult_t fault = enter("ncclGroupEnd", comm->rank);
+    if (fault != ncclSuccess && fault != ncclInProgress)
+        return fault;
+    if (comm->working)
+        die("NCCL: rank %d: a group begins while one is in progress", comm->rank);
+    if (comm->thread.joinable())
+        comm->thread.join();
+    comm->hangs = fault == ncclInProgress;
+    comm->working = true;
+    if (!comm->hangs)
+        comm->thread = std::thread(work, comm, group, enter("kernel", comm->rank) != ncclSuccess);
+    return ncclInProgress;
 }
 
 ncclResult_t add(const Call &call) {
     if (!cudart::on_device(call.data, call.bytes))
         die("NCCL: rank %d: %zu bytes that are not the device's", call.comm->rank, call.bytes);
     calls.push_back(call);
-    return depth > 0 ? ncclSuccess : carry_out();
+    return depth > 0 ? ncclSuccess : launch();
 }
 
 } // namespace
@@ -155,9 +229,11 @@ ncclResult_t add(const Call &call) {
 const char *ncclGetErrorString(ncclResult_t result) {
     return result == ncclSuccess ? "no error" : result == ncclRemoteError ? "remote process exited" : "unhandled error";
 }
-const char *ncclGetLastError(ncclComm_t) { return ""; }
+const char *ncclGetLastError(ncclComm_t) { return getenv("NCCL_FAIL") ? "the last words of NCCL" : ""; }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    if (ncclResult_t fault = enter(__func__, 0))
+        return fault;
     std::lock_guard<std::mutex> locked(worlds_lock);
     uint64_t number = ++next_id;
     memset(id, 0, sizeof *id);
@@ -166,26 +242,46 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
     uint64_t number;
+    int device = -1;
+    ncclResult_t fault = enter(__func__, rank);
     memcpy(&number, id.internal, sizeof number);
-    std::shared_ptr<World> world;
-    {
-        std::lock_guard<std::mutex> locked(worlds_lock);
-        if (!worlds.count(number))
-            return ncclInvalidArgument;
-        world = worlds[number];
-    }
-    *comm = new ncclComm{world, rank};
-    std::unique_lock<std::mutex> locked(world->lock);
+    std::lock_guard<std::mutex> locked(worlds_lock);
+    if (config->blocking != 0)
+        die("NCCL: the stand-in has non-blocking communicators only");
+    if (!worlds.count(number))
+        return ncclInvalidArgument;
+    if (fault != ncclSuccess && fault != ncclInProgress)
+        return fault;
+    std::shared_ptr<World> world = worlds[number];
+    std::lock_guard<std::mutex> also_locked(world->lock);
+    if (cudaGetDevice(&device) != cudaSuccess || !world->devices.insert(device).second)
+        return ncclInvalidUsage; /* a GPU of another rank */
+    *comm = new ncclComm;
+    (*comm)->world = world;
+    (*comm)->rank = rank;
+    (*comm)->device = device;
+    (*comm)->hangs = fault != ncclSuccess;
     world->ranks = ranks;
-    world->joined++;
-    world->changed.notify_all();
-    world->changed.wait(locked, [&] { return world->joined == ranks || world->aborted; });
-    return world->aborted ? ncclRemoteError : ncclSuccess;
+    world->joined += fault == ncclSuccess;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+    ncclResult_t fault = enter(__func__, comm->rank);
+    std::lock_guard<std::mutex> locked(comm->world->lock);
+    comm->world->leaving++;
+    comm->leaves = true;
+    comm->hangs = fault == ncclInProgress;
+    return fault == ncclSuccess ? ncclInProgress : fault;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    if (!comm->leaves)
+        die("NCCL: rank %d: ncclCommDestroy without ncclCommFinalize may wait for ever", comm->rank);
+    if (comm->thread.joinable())
+        comm->thread.join();
     delete comm;
     return ncclSuccess;
 }
@@ -196,21 +292,26 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
         comm->world->aborted = true;
         comm->world->changed.notify_all();
     }
+    if (comm->thread.joinable())
+        comm->thread.join();
     delete comm;
     return ncclSuccess;
 }
 
+/* Others do not notice that a rank has aborted, but for those that were waiting for it. */
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
+    const World &world = *comm->world;
     std::lock_guard<std::mutex> locked(comm->world->lock);
-    *state = comm->world->aborted ? ncclRemoteError : ncclSuccess;
-    return ncclSuccess;
+    bool waits = world.joined < world.ranks || (comm->leaves && world.leaving < world.ranks);
+    *state = waits || comm->hangs || comm->working ? ncclInProgress : comm->result;
+    return enter(__func__, comm->rank);
 }
 
 ncclResult_t ncclGroupStart() {
     depth++;
     return ncclSuccess;
 }
-ncclResult_t ncclGroupEnd() { return --depth > 0 ? ncclSuccess : carry_out(); }
+ncclResult_t ncclGroupEnd() { return --depth > 0 ? ncclSuccess : launch(); }
 
 ncclResult_t ncclSend(const void *data, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
     return add({Call::SEND, comm, (void *)data, count * size_of(type), peer, stream});

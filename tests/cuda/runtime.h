@@ -17,6 +17,11 @@ cudaError_t failed(cudaError_t error);
 void enqueue(cudaStream_t stream, std::function<void()> work);
 /* Returns when all streams are empty. */
 void drain();
+/* Returns when nothing of the device is being done: for calls that give its error that sticks. */
+void wait_for_running(int device);
+
+int own_device(); /* the calling thread's */
+bool is_stuck(int device);
 
 /* Whether [at, at + bytes) lies within one allocation of the device's memory. */
 bool on_device(const volatile void *at, size_t bytes);

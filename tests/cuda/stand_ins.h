@@ -1,6 +1,11 @@
 /* What a test can ask of the emulator and of the stand-ins for the CUDA runtime (CUDA=emulate). Each holds for the
  * whole process. The environment sets the same before the first call: EMULATOR_SEED=7, CUDART_LATE=1, CUDART_DEVICES=0,
- * CUDART_DRIVER=11020 (0: none), CUDART_MEMORY_MIB=64, CUDART_FAIL=cudaMalloc:3:2 (function:call:error). */
+ * CUDART_DRIVER=11020 (0: none), CUDART_ARCH=75, CUDART_MEMORY_MIB=64, CUDART_FAIL=cudaMalloc:3:2 (function:call:error;
+ * function@1:call:error counts, and fails, those of device 1 alone).
+ *
+ * NCCL_FAIL=ncclGroupEnd:1:3:2 (function:rank:call:result): that rank's third call gives ncclSystemError; 7 is
+ * ncclInProgress: it never comes to an end. "kernel" stands for what a group puts in its stream, which then waits for ever
+ * (CUDART_LATE=1). */
 #ifndef TESTS_CUDA_STAND_INS_H
 #define TESTS_CUDA_STAND_INS_H
 
