@@ -16,10 +16,10 @@ start 3 config 1
 expect 2 'rank 1: x.cfg:3: comm.ranks: no such key' 'one rank cannot read its config'
 start 2 loop
 expect 2 'comm.transport = loop: .*2 processes were started' 'threads asked for under mpirun'
-SLURM_STEP_NUM_TASKS=4 "$program" cases >"$folder/output" 2>&1
+SLURM_STEP_NUM_TASKS=4 "$program" cases >"$work/output" 2>&1
 code=$?
 expect 2 'srun started 4 of this program, each of them alone: srun --mpi=pmix .*' 'srun without MPI'
-SLURM_STEP_NUM_TASKS=4 "$program" loop >"$folder/output" 2>&1 || fail 'srun without MPI, as asked for'
+SLURM_STEP_NUM_TASKS=4 "$program" loop >"$work/output" 2>&1 || fail 'srun without MPI, as asked for'
 SLURM_STEP_NUM_TASKS=2 start 2 cases # mpirun under Slurm starts its daemons by srun
 [ "$code" = 0 ] || fail "mpirun under Slurm: exit code $code"
 start 3 agree 2
