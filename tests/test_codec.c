@@ -10,7 +10,7 @@ static void make_table(ParamTable *table) {
     param_add(table, "lnfw", -1, 1, 50);
     param_add(table, "fc", 1, 30, 41);
     param_add(table, "proj", 1, 7, 11);
-    param_add(table, "b", 1, 1, 301);
+    param_add(table, "b", 1, 1, 1301); /* long, but dense */
     param_add(table, "fc", 0, 3, 1367);
     param_add(table, "proj", 0, 2, 513);
     param_add(table, "b", 0, 1, 5);

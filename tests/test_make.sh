@@ -19,4 +19,13 @@ for change in "MPI=0 OPT=-O0" "MPI=0 OPT=-O1" "MPI=1 OPT=-O1" "MPI=0 OPT=-O1 EXT
 done
 line=$(make -n V=1 MPI=1 CC=other BUILD="$work" "$work/obj/comm/transport/transport_mpi.o" | grep transport_mpi.c)
 [[ $line == *"OMPI_CC=other mpicc "* ]] || fail "the MPI transport's compiler: $line"
+
+# linked TEST: what make links for it
+linked() {
+    make -n V=1 MPI=0 CUDA=0 BUILD="$work" TRAIN="$work/train" TEST="$1" tests | grep -oE -- ' -o [^ ]+$' |
+        sed "s,^ -o $work/,,;/\.o$/d" | sort | paste -sd' '
+}
+[ "$(linked 'test_ops test_sync')" = 'tests/test_ops tests/test_sync' ] || fail 'two test programs'
+[[ $(linked test_comm_mpi.sh) == *' golden '*' tests/test_comm_mpi '*' train' ]] || fail "test_comm_mpi.sh: its program"
+[ "$(linked test_golden.sh)" = "$(linked '' | tr ' ' '\n' | grep -v ^tests/ | paste -sd' ')" ] || fail 'all programs for a script'
 finish
