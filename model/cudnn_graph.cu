@@ -5,7 +5,8 @@
  *                                                                    variant pack (pointers) + plan -> execute
  *
  * A variant pack is an object of its own and cannot be changed once finalised. A training step meets the same arrays
- * again and again (one set per layer and pass), so each graph keeps the packs that it used lately. */
+ * again and again (one set per layer and pass), so each graph keeps its packs, hashed by pointers; a table that has
+ * filled up, which takes more layers than there are models of, starts over. */
 #include "base/cuda.cuh"
 
 extern "C" {
@@ -20,7 +21,8 @@ extern "C" {
 
 typedef cudnnBackendDescriptor_t Descriptor;
 
-enum { DESCRIPTORS_MAX = 192, OPERATIONS_MAX = 32, CONFIGS_MAX = 16, PACKS_MAX = 64, OLDEST_VERSION = 91000 };
+enum { DESCRIPTORS_MAX = 192, OPERATIONS_MAX = 32, CONFIGS_MAX = 16, OLDEST_VERSION = 91000 };
+enum { PACKS = 2048 }; /* a power of two; at most 3/4 are used */
 
 struct Cudnn {
     Gpu *gpu;
@@ -41,8 +43,8 @@ struct CudnnGraph {
     char why[256];
     Descriptor plan;
     size_t workspace_bytes;
-    Pack packs[PACKS_MAX];
-    int next_pack;
+    Pack packs[PACKS];
+    int pack_count;
 };
 
 /* ---- descriptors ---- */
@@ -100,12 +102,18 @@ CudnnGraph *cudnn_graph_create(void) {
     return graph;
 }
 
+static void clear_packs(CudnnGraph *graph) {
+    for (int i = 0; i < PACKS; i++)
+        if (graph->packs[i].descriptor)
+            cudnnBackendDestroyDescriptor(graph->packs[i].descriptor);
+    memset(graph->packs, 0, sizeof graph->packs);
+    graph->pack_count = 0;
+}
+
 void cudnn_graph_destroy(CudnnGraph *graph) {
     if (!graph)
         return;
-    for (int i = 0; i < PACKS_MAX; i++)
-        if (graph->packs[i].descriptor)
-            cudnnBackendDestroyDescriptor(graph->packs[i].descriptor);
+    clear_packs(graph);
     while (graph->descriptor_count > 0)
         cudnnBackendDestroyDescriptor(graph->descriptors[--graph->descriptor_count]);
     free(graph);
@@ -363,21 +371,31 @@ static cudnnStatus_t fill_pack(CudnnGraph *graph, Pack *pack) {
     return CUDNN_STATUS_SUCCESS;
 }
 
-/* The pack of these pointers, or a new one in the place of the oldest. */
+/* FNV-1a, a pointer at a time. */
+static uint64_t hash_of(const Pack *pack) {
+    uint64_t hash = 0xcbf29ce484222325u ^ (uintptr_t)pack->workspace;
+    for (void *pointer : pack->pointers)
+        hash = (hash ^ (uintptr_t)pointer) * 0x100000001b3u;
+    return hash ^ hash >> 32;
+}
+
+/* The pack of these pointers, made when they are first seen. */
 static cudnnStatus_t find_pack(CudnnGraph *graph, const Pack *wanted, Descriptor *descriptor) {
     const size_t key_bytes = offsetof(Pack, descriptor);
-    for (int i = 0; i < PACKS_MAX; i++)
-        if (graph->packs[i].descriptor && memcmp(&graph->packs[i], wanted, key_bytes) == 0) {
-            *descriptor = graph->packs[i].descriptor;
-            return CUDNN_STATUS_SUCCESS;
-        }
-    Pack *pack = &graph->packs[graph->next_pack++ % PACKS_MAX];
-    if (pack->descriptor)
-        cudnnBackendDestroyDescriptor(pack->descriptor);
-    *pack = *wanted;
-    cudnnStatus_t status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack->descriptor);
-    if (status == CUDNN_STATUS_SUCCESS)
-        status = fill_pack(graph, pack);
+    if (graph->pack_count >= PACKS / 4 * 3)
+        clear_packs(graph);
+    uint64_t slot = hash_of(wanted) % PACKS;
+    while (graph->packs[slot].descriptor && memcmp(&graph->packs[slot], wanted, key_bytes) != 0)
+        slot = (slot + 1) % PACKS;
+    Pack *pack = &graph->packs[slot];
+    cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+    if (!pack->descriptor) {
+        *pack = *wanted;
+        graph->pack_count++;
+        status = cudnnBackendCreateDescriptor(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, &pack->descriptor);
+        if (status == CUDNN_STATUS_SUCCESS)
+            status = fill_pack(graph, pack);
+    }
     *descriptor = pack->descriptor;
     return status;
 }

@@ -176,7 +176,15 @@ void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again) {
     gpt2_layer_forward(&run, &model->offsets[layer], &model->acts[layer], model->stream[layer], out);
 }
 
+bool gpt2_model_knows(const Gpt2 *model, const int *tokens, int count) {
+    for (int i = 0; tokens && i < count; i++)
+        if (tokens[i] < 0 || tokens[i] >= model->config.vocab)
+            return false;
+    return true;
+}
+
 void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T) {
+    assert(gpt2_model_knows(model, tokens, B * T));
     assert(B >= 1 && B <= model->options.max_B && T >= 1 && T <= model->options.max_T && T <= model->config.context);
     const Ops *ops = model->ops;
     OpsContext *context = &model->context;
@@ -200,7 +208,7 @@ void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T) {
 
 double gpt2_loss(Gpt2 *model, const int *targets) {
     int rows = model->B * model->T, C = model->config.channels;
-    assert(rows > 0);
+    assert(rows > 0 && gpt2_model_knows(model, targets, rows));
     model->ops->upload(&model->context, model->targets, targets, (size_t)rows * sizeof *targets);
     for (int first = 0; first < rows; first += model->head_rows) {
         int count = rows - first < model->head_rows ? rows - first : model->head_rows;

@@ -139,7 +139,7 @@ static void backward_embedding(Pass *pass) {
 
 double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool accumulate, ReadyFn *ready, void *user) {
     int rows = model->B * model->T, L = model->config.layers;
-    assert(rows > 0 && model->options.train);
+    assert(rows > 0 && model->options.train && gpt2_model_knows(model, targets, rows));
     Pass pass = {.model = model,
                  .ops = model->ops,
                  .context = &model->context,

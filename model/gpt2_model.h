@@ -53,6 +53,10 @@ struct Gpt2 {
     const int *host_tokens; /* [B*T], borrowed; read again only with a lookup */
 };
 
+/* Whether all are tokens of the model: a device would read beyond its arrays, and tell late. NULL: there are none,
+ * as for a replay. */
+bool gpt2_model_knows(const Gpt2 *model, const int *tokens, int count);
+
 /* Runs layer `layer`'s forward from model->stream[layer] into `out`: for the first time, and its parameters are asked
  * for, or again. */
 void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again);

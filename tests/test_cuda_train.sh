@@ -136,7 +136,7 @@ said refused 'comm.transport = nccl: NCCL needs a GPU for each rank'
 
 CUDART_MEMORY_MIB=200 "$TRAIN" "$work/t.cfg" run.out="$work/small" >"$work/small.txt" 2>&1
 [ $? = 2 ] || fail 'too little memory: expected exit 2'
-said small "of the GPU's memory"
+said small "of its GPU's memory, .* are free for it; train.batch=1 does not fit either"
 "$TRAIN" "$work/t.cfg" run.out="$work/cpu2" run.device=cpu loop.ranks=2 comm.transport=nccl >"$work/cpu2.txt" 2>&1
 [ $? = 1 ] || fail 'comm.transport=nccl on the cpu: expected exit 1'
 said cpu2 'does not run on a GPU'

@@ -6,6 +6,7 @@ export CUDA_VISIBLE_DEVICES= CUDART_DEVICES=0 # hides those that there are
 
 expect 0 "device .* cpu$" run.device=auto
 expect 0 "device .* cpu$" run.device=cpu
+expect 0 "memory .* GB per rank: .*; largest train.batch that fits: [1-9][0-9]*$" run.device=cpu
 if "$TRAIN" --plan "$work/t.cfg" run.device=auto | grep -q "no GPU was found: "; then
     expect 0 "device  *no GPU was found: .*[a-z], cpu$" run.device=auto
     expect 1 "^train: no GPU was found: .*[a-z]$" run.device=cuda
