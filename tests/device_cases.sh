@@ -10,4 +10,5 @@ expect() {
     [ $found = "$code" ] || fail "$*: expected exit $code, found $found: $output"
     grep -qE "$regex" <<<"$output" || fail "$*: expected '$regex', found: $output"
     [ "$code" = 0 ] || [ "$(wc -l <<<"$output")" = 1 ] || fail "$*: expected one line, found: $output"
+    [ -z "$(ls "$work/out" 2>/dev/null)" ] || fail "$*: wrote $(ls "$work/out")"
 }

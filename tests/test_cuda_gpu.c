@@ -296,6 +296,29 @@ static void test_fault_of_a_launch(void **state) {
     gpu_close(gpu);
 }
 
+/* A stream that could not be waited for goes on; nobody hears of it, who may be gone. */
+static void test_no_call_after_a_fault(void **state) {
+    (void)state;
+    for (int call = 1; call <= 2; call++) {
+        cudart_late(true);
+        Gpu *gpu = open_gpu();
+        float *device = memory_alloc(gpu_memory(gpu), sizeof(float)), host = 0;
+        Told told = {.count = 0};
+        gpu_copy_out(gpu, &host, device, sizeof host, note, &told, 0);
+        cudart_fail("cudaStreamSynchronize", call, OUT_OF_MEMORY);
+        if (call == 1)
+            assert_fault(gpu_finish(gpu), "out of memory");
+        else
+            gpu_hush(gpu);
+        int count = told.count;
+        cudart_fail(NULL, 0, 0);
+        cudart_late(false); /* returns when all is done */
+        assert_int_equal(told.count, count);
+        memory_free(gpu_memory(gpu), device);
+        gpu_close(gpu);
+    }
+}
+
 static void test_first_fault(void **state) {
     (void)state;
     Gpu *gpu = open_gpu();
@@ -310,6 +333,6 @@ static void test_first_fault(void **state) {
 static const struct CMUnitTest tests[] = {
     TEST(test_none), TEST(test_which), TEST(test_refused), TEST(test_half_open), TEST(test_memory), TEST(test_pinning),
     TEST(test_copies), TEST(test_late_copies), TEST(test_late_is_late), TEST(test_fault_of_the_device),
-    TEST(test_fault_of_a_launch), TEST(test_first_fault), TEST(test_copy_within),
+    TEST(test_fault_of_a_launch), TEST(test_first_fault), TEST(test_no_call_after_a_fault), TEST(test_copy_within),
 };
 CHECK_MAIN(tests)
