@@ -3,6 +3,10 @@
  * a place is free again when its call was made. All calls come from the rank's thread, except the calls of `done`. */
 #include "base/cuda.cuh"
 
+extern "C" {
+#include "base/gpu_stamps.h"
+}
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +24,7 @@ struct Gpu {
     char name[320], pci[32];
     cudaStream_t computing, copying;
     cudaEvent_t computed, copied;
+    GpuStamps *stamps;
     Allocator memory;
     Call calls[CALLS];
     int next_call;
@@ -74,7 +79,9 @@ static Status create_streams(Gpu *gpu) {
     TRY(open_fault(gpu, cudaStreamCreateWithFlags(&gpu->computing, cudaStreamNonBlocking)));
     TRY(open_fault(gpu, cudaStreamCreateWithFlags(&gpu->copying, cudaStreamNonBlocking)));
     TRY(open_fault(gpu, cudaEventCreateWithFlags(&gpu->computed, cudaEventDisableTiming)));
-    return open_fault(gpu, cudaEventCreateWithFlags(&gpu->copied, cudaEventDisableTiming));
+    TRY(open_fault(gpu, cudaEventCreateWithFlags(&gpu->copied, cudaEventDisableTiming)));
+    gpu->stamps = gpu_stamps_create(gpu->computing);
+    return gpu->stamps ? OK : fault("GPU %d, %s: cannot be used: it gives no events", gpu->device, gpu->name);
 }
 
 static void *gpu_alloc(void *context, size_t bytes);
@@ -107,6 +114,7 @@ Status gpu_open(Gpu **gpu, int local_rank) {
 void gpu_close(Gpu *gpu) {
     if (!gpu)
         return;
+    gpu_stamps_destroy(gpu->stamps);
     if (gpu->copied)
         cudaEventDestroy(gpu->copied);
     if (gpu->computed)
@@ -127,6 +135,7 @@ void gpu_use(const Gpu *gpu) { cudaSetDevice(gpu->device); }
 const char *gpu_name(const Gpu *gpu) { return gpu->name; }
 const char *gpu_pci(const Gpu *gpu) { return gpu->pci; }
 void *gpu_stream(const Gpu *gpu) { return gpu->computing; }
+GpuStamps *gpu_stamps(const Gpu *gpu) { return gpu->stamps; }
 
 size_t gpu_memory_free_bytes(const Gpu *gpu) {
     size_t free_bytes = 0, all_bytes = 0;

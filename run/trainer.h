@@ -40,6 +40,7 @@ typedef struct Trainer {
     Log *log;                        /* rank 0 */
     Trace *trace;                    /* NULL without log.trace */
     int64_t step, position, skipped; /* done so far; position is the next sequence's */
+    double forward_end_s; /* of the micro-step; stamped by the device */
 } Trainer;
 
 /* Before anything large is allocated or any file is written. *t has settings, comm, rank and ranks, the rest is 0. */

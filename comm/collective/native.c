@@ -32,17 +32,17 @@ static double native_predict_s(const Group *group, int64_t elems, const LinkCost
 }
 
 static Status sum(const Group *group, const Payload *payload, int phase, bool may_spin) {
-    phase_begin(payload->phases, phase, "all-reduce");
+    phase_begin(group->transport, payload->phases, phase, "all-reduce");
     TRY(transport_allreduce_sum(group->transport, payload->data, payload->elems, may_spin));
-    phase_end(payload->phases, phase);
+    phase_end(group->transport, payload->phases, phase);
     return OK;
 }
 
 static Status native_allreduce(const Group *group, const Payload *payload) {
     vector_scale(group->transport, payload->data, payload->elems, payload->scale);
-    phase_begin(payload->phases, 0, "barrier");
+    phase_begin(group->transport, payload->phases, 0, "barrier");
     TRY(transport_barrier(group->transport));
-    phase_end(payload->phases, 0);
+    phase_end(group->transport, payload->phases, 0);
     return sum(group, payload, 1, true);
 }
 
