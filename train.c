@@ -15,12 +15,13 @@
 #include <math.h>
 
 /* Ends a part of the step that began at *since_s; returns its ms. */
-static double lap(Trainer *t, const char *part, double *since_s) {
-    double now_s = clock_s(), ms = 1e3 * (now_s - *since_s);
-    trace_span(t->trace, TRACE_COMPUTE, part, t->step + 1, *since_s, now_s);
-    *since_s = now_s;
+static double lap_until(Trainer *t, const char *part, double *since_s, double end_s) {
+    double ms = 1e3 * (end_s - *since_s);
+    trace_span(t->trace, TRACE_COMPUTE, part, t->step + 1, *since_s, end_s);
+    *since_s = end_s;
     return ms;
 }
+static double lap(Trainer *t, const char *part, double *since_s) { return lap_until(t, part, since_s, clock_s()); }
 
 /* All that this rank reads in the step. */
 static Status load(Trainer *t) {
@@ -41,7 +42,7 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
     for (int64_t micro = 0; micro < t->micro_steps; micro++) {
         bool last = micro == t->micro_steps - 1;
         gpt2_forward(t->model, t->inputs + micro * tokens, batch, seq_len);
-        log->forward_ms += lap(t, "forward", mark_s);
+        device_stamp(&t->device, &t->forward_end_s);
         if (micro == 0) {
             TRY(sync_forward_end(t->sync));
             stage_forward_end(&t->stage);
@@ -52,6 +53,8 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
             sync_begin(t->sync);
         *loss += gpt2_backward(t->model, t->targets + micro * tokens, 1.0f / (float)t->micro_steps, micro > 0,
                                last ? stage_ready : NULL, &t->stage);
+        device_read_stamps(&t->device); /* the loss is here, so forward is over on any device */
+        log->forward_ms += lap_until(t, "forward", mark_s, t->forward_end_s);
         log->backward_ms += lap(t, "backward", mark_s);
         if (t->rank == 0)
             log_progress(t->log, (double)t->step + (double)(micro + 1) / (double)t->micro_steps);
@@ -103,7 +106,7 @@ static Status train_step(Trainer *t, StepLog *log) {
     TRY(sync_wait(t->sync));
     TRY(comm_reduce(t->comm, &log->loss, 1, COMM_SUM));
     lap(t, "wait for gradients", &mark_s);
-    trace_sync(t->trace, t->sync, &t->table, backward_end_s);
+    trace_sync(t->trace, t->sync, &t->table, t->forward_end_s, backward_end_s);
     TRY(update(t, log));
     log->update_ms = lap(t, "update", &mark_s);
     TRY(log_sync(t, log));

@@ -4,6 +4,10 @@
  * gpu_fault, gpu_finish and gpu_hush, which the comm thread makes too. */
 #include "base/cuda.cuh"
 
+extern "C" {
+#include "base/gpu_stamps.h"
+}
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +28,7 @@ struct Gpu {
     char name[320], pci[32];
     cudaStream_t computing, copying;
     cudaEvent_t computed, copied;
+    GpuStamps *stamps;
     Allocator memory;
     pthread_mutex_t lock;
     /* of the rank's thread; a call's `done` also of the driver's */
@@ -82,7 +87,9 @@ static Status create_streams(Gpu *gpu) {
     TRY(open_fault(gpu, cudaStreamCreateWithFlags(&gpu->computing, cudaStreamNonBlocking)));
     TRY(open_fault(gpu, cudaStreamCreateWithFlags(&gpu->copying, cudaStreamNonBlocking)));
     TRY(open_fault(gpu, cudaEventCreateWithFlags(&gpu->computed, cudaEventDisableTiming)));
-    return open_fault(gpu, cudaEventCreateWithFlags(&gpu->copied, cudaEventDisableTiming));
+    TRY(open_fault(gpu, cudaEventCreateWithFlags(&gpu->copied, cudaEventDisableTiming)));
+    gpu->stamps = gpu_stamps_create(gpu->computing);
+    return gpu->stamps ? OK : fault("GPU %d, %s: cannot be used: it gives no events", gpu->device, gpu->name);
 }
 
 static void *gpu_alloc(void *context, size_t bytes);
@@ -116,6 +123,7 @@ Status gpu_open(Gpu **gpu, int local_rank) {
 void gpu_close(Gpu *gpu) {
     if (!gpu)
         return;
+    gpu_stamps_destroy(gpu->stamps);
     if (gpu->copied)
         cudaEventDestroy(gpu->copied);
     if (gpu->computed)
@@ -137,6 +145,7 @@ void gpu_use(const Gpu *gpu) { cudaSetDevice(gpu->device); }
 const char *gpu_name(const Gpu *gpu) { return gpu->name; }
 const char *gpu_pci(const Gpu *gpu) { return gpu->pci; }
 void *gpu_stream(const Gpu *gpu) { return gpu->computing; }
+GpuStamps *gpu_stamps(const Gpu *gpu) { return gpu->stamps; }
 
 size_t gpu_memory_free_bytes(const Gpu *gpu) {
     size_t free_bytes = 0, all_bytes = 0;

@@ -42,6 +42,8 @@ void gpu_unpin(Gpu *gpu, void *host);
 /* cudaStream_t of computing. */
 void *gpu_stream(const Gpu *gpu);
 
+struct GpuStamps *gpu_stamps(const Gpu *gpu); /* base/gpu_stamps.h */
+
 /* On the copying stream, behind what is in the computing stream now. When the bytes are there, and if done is not NULL,
  * done(user, argument) is called from a thread of the driver; it must not call gpu_* functions. After a fault of the
  * device it may never be called: whoever waits for it calls gpu_finish first, and when that fails it never is. */

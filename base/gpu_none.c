@@ -1,5 +1,5 @@
 /* A build without CUDA has no GPU. */
-#include "base/gpu.h"
+#include "base/gpu_stamps.h"
 
 #include <assert.h>
 
@@ -27,6 +27,9 @@ Status gpu_finish(Gpu *gpu) { return assert(!gpu), (void)gpu, OK; }
 void gpu_pin(Gpu *gpu, void *host, size_t bytes) { assert(!gpu), (void)gpu, (void)host, (void)bytes; }
 void gpu_unpin(Gpu *gpu, void *host) { assert(!gpu), (void)gpu, (void)host; }
 void gpu_fault(Gpu *gpu, const char *what, const char *why) { assert(!gpu), (void)gpu, (void)what, (void)why; }
+
+void gpu_stamp(Gpu *gpu, void *stream, double *at_s) { assert(!gpu), (void)gpu, (void)stream, (void)at_s; }
+void gpu_read_stamps(Gpu *gpu) { assert(!gpu), (void)gpu; }
 
 void gpu_copy_out(Gpu *gpu, void *host, const void *device, size_t bytes, GpuDoneFn *done, void *user, int argument) {
     assert(!gpu), (void)gpu, (void)host, (void)device, (void)bytes, (void)done, (void)user, (void)argument;

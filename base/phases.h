@@ -3,10 +3,6 @@
 #ifndef BASE_PHASES_H
 #define BASE_PHASES_H
 
-#include "base/clock.h"
-
-#include <stddef.h>
-
 enum { PHASES_MAX = 4 };
 
 typedef struct Phase {
@@ -17,16 +13,5 @@ typedef struct Phase {
 typedef struct Phases {
     Phase phase[PHASES_MAX];
 } Phases;
-
-/* Nobody asks where phases is NULL. */
-static inline void phase_begin(Phases *phases, int i, const char *name) {
-    if (phases && !phases->phase[i].name)
-        phases->phase[i] = (Phase){.name = name, .start_s = clock_s()};
-}
-
-static inline void phase_end(Phases *phases, int i) {
-    if (phases)
-        phases->phase[i].end_s = clock_s();
-}
 
 #endif

@@ -52,7 +52,7 @@ struct Sync {
     atomic_int *missing;  /* [plan.count], owned: gradients not yet marked */
     atomic_uchar *stale;  /* [plan.count], owned: parameters on their way */
     atomic_uchar rows_stale; /* the embedding's rows of this step are on their way */
-    double *ready_ms;     /* [gradient_count], owned: written by whoever marks it */
+    double *ready_s;      /* [gradient_count], owned: stamped by whoever marks it */
     atomic_int current;   /* the bucket that was begun last in this step, -1: none yet */
     /* under lock */
     bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
@@ -61,7 +61,7 @@ struct Sync {
     bool gather_failed;
     bool embedded; /* forward has read the embedding's rows: peers may write the matrix */
     double need_ms;            /* sync_need waited so long, in this step */
-    BucketStats *bucket_stats; /* [plan.count + 1], owned; ready_ms under lock, the rest the comm thread's in its job */
+    BucketStats *bucket_stats; /* [plan.count + 1], owned; the comm thread's in its job */
     /* between steps */
     int64_t step; /* syncs begun so far */
     float scale;  /* of this rank's gradient */
@@ -164,9 +164,9 @@ static Status build(Sync *sync) {
     pthread_cond_init(&sync->changed, NULL);
     pthread_cond_init(&sync->gathered, NULL);
     size_t gradients = (size_t)sync->setup.table->gradient_count + 1;
-    sync->ready_ms = calloc(gradients, sizeof *sync->ready_ms);
+    sync->ready_s = calloc(gradients, sizeof *sync->ready_s);
     sync->marked = calloc(gradients, sizeof *sync->marked);
-    if (!sync->marked || !sync->ready_ms)
+    if (!sync->marked || !sync->ready_s)
         return fault("no memory for %d gradients", sync->setup.table->gradient_count);
     sync->scale = 1.0f / (float)comm_ranks(sync->comm);
     TRY(build_codec(sync));
@@ -305,7 +305,7 @@ void sync_destroy(Sync *sync) {
     codec_destroy(sync->codec);
     free_planned(sync);
     free(sync->marked);
-    free(sync->ready_ms);
+    free(sync->ready_s);
     pthread_cond_destroy(&sync->gathered);
     pthread_cond_destroy(&sync->changed);
     pthread_mutex_destroy(&sync->lock);
@@ -690,7 +690,7 @@ void sync_weight(Sync *sync, double weight) { sync->scale = (float)weight; }
 void sync_mark_ready(void *user, int gradient) {
     Sync *sync = user;
     assert(sync->begun && gradient >= 0 && gradient < sync->setup.table->gradient_count);
-    sync->ready_ms[gradient] = now_ms(sync);
+    transport_stamp_computing(sync->comm->world.transport, &sync->ready_s[gradient]);
     unsigned char before = atomic_exchange(&sync->marked[gradient], 1);
     assert(!before); /* once per step */
     (void)before;
@@ -700,7 +700,6 @@ void sync_mark_ready(void *user, int gradient) {
         if (atomic_fetch_sub(&sync->missing[b], 1) > 1)
             continue;
         pthread_mutex_lock(&sync->lock);
-        sync->bucket_stats[b].ready_ms = now_ms(sync);
         pthread_cond_signal(&sync->changed);
         pthread_mutex_unlock(&sync->lock);
     }
@@ -732,10 +731,20 @@ static void add_to_sums(BucketStats *sum, const BucketStats *bucket) {
     sum->elems += bucket->elems;
 }
 
+/* When the last of its gradients was marked. */
+static double bucket_ready_ms(const Sync *sync, const Bucket *bucket) {
+    double ready_ms = sync_ready_ms(sync, bucket->first_gradient);
+    for (int g = bucket->first_gradient + 1; g <= bucket->last_gradient; g++)
+        ready_ms = fmax(ready_ms, sync_ready_ms(sync, g));
+    return ready_ms;
+}
+
 static void measure(Sync *sync, double wait_start_ms) {
     SyncStats *stats = &sync->stats;
     for (int b = 0; b < sync_bucket_count(sync); b++) {
         BucketStats *bucket = &sync->bucket_stats[b];
+        if (b < sync->plan.count)
+            bucket->ready_ms = bucket_ready_ms(sync, &sync->plan.buckets[b]);
         double exposed_from_ms = bucket->start_ms > wait_start_ms ? bucket->start_ms : wait_start_ms;
         bucket->exposed_ms = bucket->done_ms > exposed_from_ms ? bucket->done_ms - exposed_from_ms : 0;
         stats->comm_ms += bucket->done_ms - bucket->start_ms; /* one at a time: the sum is the union */
@@ -810,6 +819,6 @@ BucketStats sync_bucket_mean(const Sync *sync, int b) {
     return mean;
 }
 
-double sync_ready_ms(const Sync *sync, int gradient) { return sync->ready_ms[gradient]; }
+double sync_ready_ms(const Sync *sync, int gradient) { return 1e3 * (sync->ready_s[gradient] - sync->begin_s); }
 double sync_begin_s(const Sync *sync) { return sync->begin_s; }
 const char *sync_links(const Sync *sync) { return sync->links; }

@@ -3,6 +3,10 @@
 #include "base/clock.h"
 #include "base/profile.h"
 
+#include <stdlib.h>
+
+enum { STAMPED_CALLS_MAX = 4096 };
+
 /* The context as the inner device knows it. */
 static OpsContext inside(const OpsContext *context) {
     const TimedOps *timed = context->state;
@@ -13,19 +17,39 @@ static OpsContext inside(const OpsContext *context) {
 
 static const Ops *device(const OpsContext *context) { return ((const TimedOps *)context->state)->inner; }
 
-static void tell(const OpsContext *context, const char *op, int rows, int in, int out, double start_s) {
-    const TimedOps *timed = context->state;
-    OpCall call = {.op = op, .layer = context->layer, .rows = rows, .in = in, .out = out};
-    timed->took(timed->user, &call, start_s, clock_s());
+static void stamp(const TimedOps *timed, double *at_s) {
+    if (timed->stamp)
+        timed->stamp(timed->gpu, at_s);
+    else
+        *at_s = clock_s();
+}
+
+/* NULL: there are too many since timed_ops_settle. */
+static TimedCall *begin(const OpsContext *context, const char *op, int rows, int in, int out) {
+    TimedOps *timed = context->state;
+    if (timed->count++ >= timed->room)
+        return NULL;
+    TimedCall *timed_call = &timed->calls[timed->count - 1];
+    *timed_call = (TimedCall){{.op = op, .layer = context->layer, .rows = rows, .in = in, .out = out}, 0, 0};
+    stamp(timed, &timed_call->start_s);
+    return timed_call;
+}
+
+static void end(const OpsContext *context, TimedCall *timed_call) {
+    TimedOps *timed = context->state;
+    if (timed_call)
+        stamp(timed, &timed_call->end_s);
+    if (!timed->stamp)
+        timed_ops_settle(timed);
 }
 
 /* A slot of the table. `parameters` begin with the context, `arguments` with that of the inner device. */
 #define TIMED(slot, rows, in, out, parameters, arguments)  \
     static void slot parameters {                          \
         OpsContext inner = inside(context);                \
-        double start_s = clock_s();                        \
+        TimedCall *call = begin(context, #slot, rows, in, out); \
         device(context)->slot arguments;                   \
-        tell(context, #slot, rows, in, out, start_s);      \
+        end(context, call);                                \
     }
 
 TIMED(embedding_forward, B *T, C, C,
@@ -108,7 +132,7 @@ static double mean(OpsContext *context, const float *values, int count) {
 }
 
 void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *user) {
-    *timed = (TimedOps){.inner = inner, .took = took, .user = user};
+    *timed = (TimedOps){.inner = inner, .took = took, .user = user, .calls = &timed->first, .room = 1};
     timed->ops = (Ops){
         .name = inner->name,
         .act_bytes = inner->act_bytes,
@@ -133,6 +157,30 @@ void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *use
         .head_backward = head_backward,
         .mean = mean,
     };
+}
+
+Status timed_ops_use_stamps(TimedOps *timed, StampFn *stamp_fn, void *gpu) {
+    timed->calls = calloc(STAMPED_CALLS_MAX, sizeof *timed->calls);
+    if (!timed->calls)
+        return fault("no memory for a profile");
+    timed->room = STAMPED_CALLS_MAX;
+    timed->stamp = stamp_fn;
+    timed->gpu = gpu;
+    return OK;
+}
+
+void timed_ops_free(TimedOps *timed) {
+    if (timed->stamp)
+        free(timed->calls);
+}
+
+void timed_ops_settle(TimedOps *timed) {
+    for (int i = 0; i < timed->count && i < timed->room; i++) {
+        const TimedCall *call = &timed->calls[i];
+        if (call->end_s > 0) /* 0: there were too many stamps */
+            timed->took(timed->user, &call->call, call->start_s, call->end_s);
+    }
+    timed->count = 0;
 }
 
 void timed_ops_profile(void *profile, const OpCall *call, double start_s, double end_s) {

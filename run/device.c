@@ -1,5 +1,8 @@
 #include "run/device.h"
 
+#include "base/clock.h"
+#include "base/gpu_stamps.h"
+
 #ifdef HAVE_CUDA
 #include "model/ops_cuda.h"
 #include "optim/optim_cuda.h"
@@ -112,24 +115,44 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
     return OK;
 }
 
+static void stamp_op(void *device, double *at_s) { device_stamp(device, at_s); }
+
 Status device_connect(Device *device, const float *params, int64_t elems) {
     if (device->gpu)
         TRY(connect_gpu(device, params, elems));
     if (device->root && device->settings->log.profile[0]) {
         device->profile_path = device->settings->log.profile;
         timed_ops_init(&device->timed, device->ops, timed_ops_profile, &device->profile);
+        if (device->gpu)
+            TRY(timed_ops_use_stamps(&device->timed, stamp_op, device));
         device->ops = &device->timed.ops;
     }
     return OK;
 }
 
+void device_stamp(const Device *device, double *at_s) {
+    if (device->gpu)
+        gpu_stamp(device->gpu, gpu_stream(device->gpu), at_s);
+    else
+        *at_s = clock_s();
+}
+
+void device_read_stamps(const Device *device) {
+    if (device->gpu)
+        gpu_read_stamps(device->gpu);
+}
+
 void device_close(Device *device) {
     close_gpu(device);
     replay_destroy(device->replay);
+    timed_ops_free(&device->timed);
     profile_free(&device->profile);
 }
 
 void device_step_done(Device *device, int64_t step) {
+    device_read_stamps(device);
+    if (device->profile_path)
+        timed_ops_settle(&device->timed);
     if (device->profile_path && step == WARM_UP_STEPS)
         profile_clear(&device->profile);
 }

@@ -46,6 +46,11 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
 Status device_connect(Device *device, const float *params, int64_t elems);
 size_t device_bytes(const Device *device, int64_t elems, int batch);
 
+/* *at_s becomes when the device has done what it was asked for so far, on clock_s's scale: no later than
+ * device_read_stamps, if the device is done by then. */
+void device_stamp(const Device *device, double *at_s);
+void device_read_stamps(const Device *device);
+
 void device_close(Device *device); /* accepts a zeroed one */
 
 /* After each step: the first ones, which warm up, are left out of the profile. */

@@ -60,8 +60,8 @@ static void trace_phases(Trace *trace, const Phases *phases, int bucket) {
     }
 }
 
-void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double end_s) {
-    double begin_s = sync_begin_s(sync), since_s = begin_s;
+void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double start_s, double end_s) {
+    double begin_s = sync_begin_s(sync), since_s = start_s;
     for (int g = 0; g < table->gradient_count; g++) {
         bool layer_done = g + 1 == table->gradient_count || table->gradients[g + 1].layer != table->gradients[g].layer;
         if (!layer_done)

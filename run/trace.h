@@ -21,8 +21,8 @@ void trace_close(Trace *trace); /* not collective; accepts NULL */
 /* start_s, end_s on clock_s()'s scale. Does nothing for a NULL trace. */
 void trace_span(Trace *trace, int row, const char *name, int64_t number, double start_s, double end_s);
 
-/* The last step's layers of backward, and buckets with their phases; backward ended at end_s. */
-void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double end_s);
+/* The last step's layers of backward, and buckets with their phases; backward was at work from start_s to end_s. */
+void trace_sync(Trace *trace, const Sync *sync, const ParamTable *table, double start_s, double end_s);
 
 /* Collective: rank 0 writes all ranks' events. */
 Status trace_write(const Trace *trace, Comm *comm, const char *path);

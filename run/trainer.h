@@ -42,6 +42,7 @@ typedef struct Trainer {
     Log *log;                        /* rank 0 */
     Trace *trace;                    /* NULL without log.trace */
     int64_t step, position, skipped; /* done so far; position is the next sequence's */
+    double forward_end_s; /* of the micro-step; stamped by the device */
 } Trainer;
 
 /* What the model is made with, the sync, and the most elements that the lookup's rows hold where the embedding is split. */

@@ -3,7 +3,8 @@
 #define _GNU_SOURCE
 #include "tests/check.h"
 
-#include "base/gpu.h"
+#include "base/clock.h"
+#include "base/gpu_stamps.h"
 #include "tests/cuda/sample_kernels.h"
 #include "tests/cuda/stand_ins.h"
 
@@ -329,10 +330,45 @@ static void test_first_fault(void **state) {
     gpu_close(gpu);
 }
 
+static void nothing_to_do(void *user, int argument) { (void)user, (void)argument; }
+
+/* Stamps of two streams tell in which order work was done, on the host's clock, once it is done and not before; of one that
+ * is asked for again the last time counts. */
+static void check_stamps(bool late) {
+    enum { STAMPS = 50 };
+    cudart_late(late);
+    Gpu *gpu = open_gpu();
+    for (int round = 0; round < 3; round++) {
+        double at_s[STAMPS] = {0}, again_s = 0, start_s = clock_s();
+        float *device = memory_alloc(gpu_memory(gpu), FLOATS * sizeof(float)), host[FLOATS];
+        for (int i = 0; i < STAMPS; i++) {
+            gpu_stamp(gpu, gpu_stream(gpu), &again_s);
+            gpu_stamp(gpu, gpu_stream(gpu), &at_s[i]);
+            gpu_copy_out(gpu, host, device, sizeof host, nothing_to_do, NULL, 0);
+        }
+        gpu_read_stamps(gpu); /* some, or none */
+        assert_ok(gpu_finish(gpu));
+        gpu_read_stamps(gpu);
+        double end_s = clock_s(), slack_s = 1e-4;
+        for (int i = 0; i < STAMPS; i++)
+            assert_true(at_s[i] >= (i ? at_s[i - 1] : start_s) - slack_s && at_s[i] <= end_s + slack_s);
+        assert_true(again_s >= at_s[STAMPS - 2] - slack_s && again_s <= at_s[STAMPS - 1] + slack_s);
+        memory_free(gpu_memory(gpu), device);
+    }
+    gpu_close(gpu);
+}
+
+static void test_stamps(void **state) {
+    (void)state;
+    check_stamps(false);
+    check_stamps(true);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, restore, nothing_kept)
 static const struct CMUnitTest tests[] = {
     TEST(test_none), TEST(test_which), TEST(test_refused), TEST(test_half_open), TEST(test_memory), TEST(test_pinning),
     TEST(test_copies), TEST(test_late_copies), TEST(test_late_is_late), TEST(test_fault_of_the_device),
     TEST(test_fault_of_a_launch), TEST(test_first_fault), TEST(test_no_call_after_a_fault), TEST(test_copy_within),
+    TEST(test_stamps),
 };
 CHECK_MAIN(tests)

@@ -19,7 +19,7 @@ static const char path[] = "test_trace.json";
 static Status run_steps(Comm *comm, Sync *sync, Trace *trace, const ParamTable *table, float *grads, int *buckets) {
     for (int step = 1; step <= STEPS; step++) {
         TRY(sync_random_step(sync, table, grads, comm_rank(comm), step, 0));
-        trace_sync(trace, sync, table, clock_s());
+        trace_sync(trace, sync, table, sync_begin_s(sync), clock_s());
     }
     if (comm_rank(comm) == 0)
         *buckets = sync_bucket_count(sync);

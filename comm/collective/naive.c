@@ -36,8 +36,8 @@ static Status sum_at_first(const Group *group, float *data, int64_t elems, float
     TRY(transport_group_end(transport));
     for (int i = 1; i < group->size; i++)
         vector_add(group->transport, data, others + (i - 1) * elems, elems);
-    phase_end(phases, REDUCE);
-    phase_begin(phases, BROADCAST, "broadcast");
+    phase_end(transport, phases, REDUCE);
+    phase_begin(transport, phases, BROADCAST, "broadcast");
     transport_group_begin(transport);
     for (int i = 1; i < group->size; i++)
         transport_send(transport, group->members[i], data, bytes);
@@ -50,8 +50,8 @@ static Status sum_at_others(const Group *group, float *data, int64_t elems, Phas
     transport_group_begin(transport);
     transport_send(transport, group->members[0], data, bytes);
     TRY(transport_group_end(transport));
-    phase_end(phases, REDUCE);
-    phase_begin(phases, BROADCAST, "broadcast");
+    phase_end(transport, phases, REDUCE);
+    phase_begin(transport, phases, BROADCAST, "broadcast");
     transport_group_begin(transport);
     transport_recv(transport, group->members[0], data, bytes);
     return transport_group_end(transport);
@@ -62,11 +62,11 @@ static Status naive_allreduce(const Group *group, const Payload *payload) {
     int64_t elems = payload->elems;
     for (int64_t start = 0; start < elems; start += SEGMENT_ELEMS) {
         int64_t segment = elems - start < SEGMENT_ELEMS ? elems - start : SEGMENT_ELEMS;
-        phase_begin(payload->phases, REDUCE, "reduce");
+        phase_begin(group->transport, payload->phases, REDUCE, "reduce");
         vector_scale(group->transport, data + start, segment, scale);
         TRY(group->self == 0 ? sum_at_first(group, data + start, segment, scratch, payload->phases)
                              : sum_at_others(group, data + start, segment, payload->phases));
-        phase_end(payload->phases, BROADCAST);
+        phase_end(group->transport, payload->phases, BROADCAST);
     }
     return OK;
 }

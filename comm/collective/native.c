@@ -42,24 +42,24 @@ static double predict_s(const Group *group, int64_t elems, const LinkCosts *cost
 
 static Status native_allreduce(const Group *group, const Payload *payload) {
     vector_scale(group->transport, payload->data, payload->elems, payload->scale);
-    phase_begin(payload->phases, 0, "barrier");
+    phase_begin(group->transport, payload->phases, 0, "barrier");
     TRY(transport_barrier(group->transport));
-    phase_end(payload->phases, 0);
-    phase_begin(payload->phases, 1, "all-reduce");
+    phase_end(group->transport, payload->phases, 0);
+    phase_begin(group->transport, payload->phases, 1, "all-reduce");
     TRY(transport_allreduce_sum(group->transport, payload->data, payload->data, payload->elems, true));
-    phase_end(payload->phases, 1);
+    phase_end(group->transport, payload->phases, 1);
     return OK;
 }
 
 static Status iallreduce_allreduce(const Group *group, const Payload *payload) {
-    phase_begin(payload->phases, 0, "all-reduce");
+    phase_begin(group->transport, payload->phases, 0, "all-reduce");
     for (int64_t start = 0; start < payload->elems; start += PIECE_ELEMS) {
         int64_t elems = least(payload->elems - start, PIECE_ELEMS);
         float *data = payload->data + start;
         vector_set_scaled(group->transport, payload->scratch, payload->scale, data, elems);
         TRY(transport_allreduce_sum(group->transport, payload->scratch, data, elems, false));
     }
-    phase_end(payload->phases, 0);
+    phase_end(group->transport, payload->phases, 0);
     return OK;
 }
 

@@ -448,11 +448,11 @@ static Status step(Pipeline *self, int index, int64_t segment) {
     int stages = self->shape->stages, stage = index < stages ? index : 2 * stages - 1 - index;
     if (index > self->first) {
         TRY(complete(self, index - 1, segment));
-        phase_end(phases_of(self, index - 1), phase_of(self, index - 1));
+        phase_end(self->transport, phases_of(self, index - 1), phase_of(self, index - 1));
     }
     if (index == self->last)
         return OK;
-    phase_begin(phases_of(self, index), phase_of(self, index), phase_name(self, index));
+    phase_begin(self->transport, phases_of(self, index), phase_of(self, index), phase_name(self, index));
     if (index >= stages)
         TRY(spread(self, stage, segment));
     else if (takes_part(self, stage) && self->shape->coded[stage])
@@ -551,6 +551,6 @@ Status pipeline_run(Transport *transport, const Shape *shape, const Stage *stage
                 TRY(step(&self, self.first + index, tick - index));
     if (self.direct[0])
         TRY(name_permission(&self, true));
-    phase_end(phases_of(&self, self.last - 1), phase_of(&self, self.last - 1));
+    phase_end(transport, phases_of(&self, self.last - 1), phase_of(&self, self.last - 1));
     return OK;
 }

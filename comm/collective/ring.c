@@ -100,7 +100,7 @@ static float *arrival(const Ring *ring, int64_t unit) {
 static void start_unit(Ring *ring, int64_t unit) {
     Slice out = leaving(ring, unit), in = arriving(ring, unit);
     bool added = is_added(ring, unit);
-    phase_begin(ring->phases, added ? REDUCE_SCATTER : ALL_GATHER, added ? "reduce-scatter" : "all-gather");
+    phase_begin(ring->transport, ring->phases, added ? REDUCE_SCATTER : ALL_GATHER, added ? "reduce-scatter" : "all-gather");
     if (unit < ring->segments && ring->scale != 1)
         vector_scale(ring->transport, ring->data + out.start, out.elems, ring->scale);
     transport_group_begin(ring->transport);
@@ -158,7 +158,7 @@ static Status ring_allreduce(const Group *group, const Payload *payload) {
         TRY(transport_group_wait(ring.transport, ring.tickets[unit % ring.window]));
         if (is_added(&ring, unit))
             TRY(add_unit(&ring, unit));
-        phase_end(ring.phases, is_added(&ring, unit) ? REDUCE_SCATTER : ALL_GATHER);
+        phase_end(ring.transport, ring.phases, is_added(&ring, unit) ? REDUCE_SCATTER : ALL_GATHER);
         if (unit + ring.window < units)
             start_unit(&ring, unit + ring.window);
     }

@@ -124,12 +124,12 @@ static Status requantise_allreduce(const Group *group, const Payload *payload) {
                        .scale = payload->scale,
                        .out = (char *)payload->scratch,
                        .in = (char *)(payload->scratch + wire)};
-        phase_begin(payload->phases, 0, "reduce-scatter");
+        phase_begin(group->transport, payload->phases, 0, "reduce-scatter");
         TRY(reduce(&round));
-        phase_end(payload->phases, 0);
-        phase_begin(payload->phases, 1, "all-gather");
+        phase_end(group->transport, payload->phases, 0);
+        phase_begin(group->transport, payload->phases, 1, "all-gather");
         TRY(gather(&round));
-        phase_end(payload->phases, 1);
+        phase_end(group->transport, payload->phases, 1);
     }
     return OK;
 }

@@ -78,29 +78,29 @@ static Status fold(const Group *group, const Payload *payload, int role) {
         exchange.from = group->members[group->self - 1];
         exchange.sum_elems = payload->elems;
     }
-    phase_begin(payload->phases, FOLD, "fold");
+    phase_begin(group->transport, payload->phases, FOLD, "fold");
     TRY(exchange_add(group->transport, &exchange, payload->scratch));
-    phase_end(payload->phases, FOLD);
+    phase_end(group->transport, payload->phases, FOLD);
     return OK;
 }
 
 static Status unfold(const Group *group, const Payload *payload, int role) {
     size_t bytes = (size_t)payload->elems * sizeof(float);
-    phase_begin(payload->phases, UNFOLD, "unfold");
+    phase_begin(group->transport, payload->phases, UNFOLD, "unfold");
     transport_group_begin(group->transport);
     if (role > 0)
         transport_recv(group->transport, group->members[group->self + 1], payload->data, bytes);
     else
         transport_send(group->transport, group->members[group->self - 1], payload->data, bytes);
     TRY(transport_group_end(group->transport));
-    phase_end(payload->phases, UNFOLD);
+    phase_end(group->transport, payload->phases, UNFOLD);
     return OK;
 }
 
 static Status doubling(const Group *group, const Payload *payload, float scale) {
     float *data = payload->data, *scratch = payload->scratch;
     int64_t elems = payload->elems;
-    phase_begin(payload->phases, DOUBLING, "doubling");
+    phase_begin(group->transport, payload->phases, DOUBLING, "doubling");
     if (scale != 1)
         vector_scale(group->transport, data, elems, scale);
     for (int step = 0; step < steps_of(group->size); step++) {
@@ -115,7 +115,7 @@ static Status doubling(const Group *group, const Payload *payload, float scale) 
                              .sum_scale = 1};
         TRY(exchange_add(group->transport, &exchange, scratch));
     }
-    phase_end(payload->phases, DOUBLING);
+    phase_end(group->transport, payload->phases, DOUBLING);
     return OK;
 }
 
@@ -139,7 +139,7 @@ static Status halving_doubling(const Group *group, const Payload *payload, float
     Range kept[STEPS_MAX + 1] = {{0, payload->elems}}, given[STEPS_MAX];
     int steps = steps_of(group->size), place = place_of(group->size, group->self);
     float *data = payload->data;
-    phase_begin(payload->phases, HALVING, "halving");
+    phase_begin(group->transport, payload->phases, HALVING, "halving");
     if (steps == 0)
         vector_scale(group->transport, data, payload->elems, scale);
     for (int step = 0; step < steps; step++) {
@@ -156,11 +156,11 @@ static Status halving_doubling(const Group *group, const Payload *payload, float
                              .sum_scale = step == 0 ? scale : 1};
         TRY(exchange_add(group->transport, &exchange, payload->scratch));
     }
-    phase_end(payload->phases, HALVING);
-    phase_begin(payload->phases, DOUBLING, "doubling");
+    phase_end(group->transport, payload->phases, HALVING);
+    phase_begin(group->transport, payload->phases, DOUBLING, "doubling");
     for (int step = steps - 1; step >= 0; step--)
         TRY(swap(group, group->members[partner_of(group, group->self, step)], data, kept[step + 1], given[step]));
-    phase_end(payload->phases, DOUBLING);
+    phase_end(group->transport, payload->phases, DOUBLING);
     return OK;
 }
 

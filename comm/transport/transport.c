@@ -7,6 +7,7 @@
  * by itself that its group is complete. */
 #include "comm/transport/transport.h"
 
+#include "base/clock.h"
 #include "comm/transport/transport_mpi.h"
 #ifdef HAVE_NCCL
 #include "comm/transport/transport_nccl.h"
@@ -204,6 +205,28 @@ void transport_call(Transport *transport, CallFn *fn, void *user, int argument) 
         transport->ops->call(transport, fn, user, argument);
     else
         fn(user, argument);
+}
+
+static void stamp(Transport *transport, bool computing, double *at_s) {
+    if (transport->ops->stamp)
+        transport->ops->stamp(transport, computing, at_s);
+    else
+        *at_s = clock_s();
+}
+
+void transport_stamp(Transport *transport, double *at_s) { stamp(transport, false, at_s); }
+void transport_stamp_computing(Transport *transport, double *at_s) { stamp(transport, true, at_s); }
+
+void phase_begin(Transport *transport, Phases *phases, int i, const char *name) {
+    if (!phases || phases->phase[i].name)
+        return;
+    phases->phase[i].name = name;
+    transport_stamp(transport, &phases->phase[i].start_s);
+}
+
+void phase_end(Transport *transport, Phases *phases, int i) {
+    if (phases)
+        transport_stamp(transport, &phases->phase[i].end_s);
 }
 
 Status transport_flush(Transport *transport) { return transport->ops->flush ? transport->ops->flush(transport) : OK; }

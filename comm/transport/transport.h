@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/gpu.h"
+#include "base/phases.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -97,6 +98,7 @@ typedef struct TransportOps {
     void (*mark)(Transport *transport, int mark);
     void (*follow)(Transport *transport, int mark);
     void (*call)(Transport *transport, CallFn *fn, void *user, int argument);
+    void (*stamp)(Transport *transport, bool computing, double *at_s);
     Status (*flush)(Transport *transport);
 } TransportOps;
 
@@ -146,15 +148,24 @@ Status transport_group_end(Transport *transport); /* start and wait */
 
 /* A device's memory. Messages and vector operations then join the transport's lane, and a group is complete, for this
  * rank's later calls, as soon as it has started; what it brought is there for what stands behind it in the lane. On the
- * host there is no lane: mark, follow and flush do nothing, call calls at once.
+ * host there is no lane: mark, follow and flush do nothing, call calls and stamp fills in at once.
  *     mark    by the thread that computes: what it has asked its device for so far
  *     follow  what joins the lane from now on waits for the last mark of that number
  *     call    fn is called when all that is in the lane now is done
+ *     stamp   *at_s becomes when that was so, on clock_s's scale: filled in when flush returns
+ *     stamp_computing   the same, by the thread that computes, of what it has asked its device for so far, if a later flush
+ *             waits for that
  *     flush   returns when the lane is empty; FAULT when that takes longer than timeout_s */
 void transport_mark(Transport *transport, int mark);
 void transport_follow(Transport *transport, int mark);
 void transport_call(Transport *transport, CallFn *fn, void *user, int argument);
+void transport_stamp(Transport *transport, double *at_s);
+void transport_stamp_computing(Transport *transport, double *at_s);
 Status transport_flush(Transport *transport);
+
+/* A phase is at work from here on, or up to here: for the collectives. Nobody asks where phases is NULL. */
+void phase_begin(Transport *transport, Phases *phases, int i, const char *name);
+void phase_end(Transport *transport, Phases *phases, int i);
 
 /* Of ops->allreduce_sum, where there is one. No group may be under way. */
 Status transport_allreduce_sum(Transport *transport, const float *terms, float *sum, int64_t elems, bool may_spin);

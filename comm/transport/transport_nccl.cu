@@ -18,6 +18,7 @@
 extern "C" {
 #include "base/clock.h"
 #include "base/gpu_lane.h"
+#include "base/gpu_stamps.h"
 #include "comm/transport/transport_nccl.h"
 #include "comm/transport/vector.h"
 }
@@ -214,6 +215,11 @@ static void nccl_call(Transport *transport, CallFn *fn, void *user, int argument
     gpu_lane_call(nccl_of(transport)->lane, fn, user, argument);
 }
 
+static void nccl_stamp(Transport *transport, bool computing, double *at_s) {
+    NcclTransport *self = nccl_of(transport);
+    gpu_stamp(self->gpu, computing ? gpu_stream(self->gpu) : stream_of(transport), at_s);
+}
+
 static Status give_up(NcclTransport *self, Status status) {
     char line[512];
     snprintf(line, sizeof line, "%s", error_line());
@@ -233,7 +239,7 @@ static Status nccl_flush(Transport *transport) {
         if (status == OK)
             status = gpu_lane_test(self->lane, &empty);
         if (status == OK && empty)
-            return OK;
+            break;
         if (status == OK && clock_s() - start_s > transport->timeout_s) {
             wait_for_my_turn(self);
             status = timed_out(self, "between GPUs");
@@ -242,6 +248,8 @@ static Status nccl_flush(Transport *transport) {
             return give_up(self, status);
         back_off(start_s);
     }
+    gpu_read_stamps(self->gpu);
+    return OK;
 }
 
 static const TransportOps nccl_ops = {.name = "nccl",
@@ -254,6 +262,7 @@ static const TransportOps nccl_ops = {.name = "nccl",
                                       .mark = nccl_mark,
                                       .follow = nccl_follow,
                                       .call = nccl_call,
+                                      .stamp = nccl_stamp,
                                       .flush = nccl_flush};
 
 /* ---- life ---- */
