@@ -21,7 +21,7 @@ export CUDART_ARCH=75
 expect 1 "^train: GPU 0, CPU as a GPU, sm_75, 16.0 GiB: this program needs sm_80 \(Ampere\) or newer$" run.device=cuda
 unset CUDART_ARCH
 export CUDART_MEMORY_MIB=64
-expect 2 "^train: the run needs .* of the GPU's memory, .* are free; lower train.batch or train.seq_len" run.device=cuda
+expect 2 "^train: each rank needs .* of its GPU's memory, .* are free for it; train.batch=1 does not fit either; lower train.seq_len" run.device=cuda
 unset CUDART_MEMORY_MIB
 export CUDART_DRIVER=11020
 expect 1 "^train: no GPU was found: the NVIDIA driver is too old for this build$" run.device=cuda
@@ -67,7 +67,7 @@ stopped() {
     [ "$(wc -l <"$work/errors")" = 1 ] && grep -qE "$regex" "$work/errors" || fail "${*:2}: expected '$regex', found: $(cat "$work/errors")"
     [ ! -e "$work/out/model.bin" ] || fail "${*:2}: wrote a model"
 }
-last='the last words of NCCL; NCCL_DEBUG=WARN tells more; node 0, bucket [01] of step [1-6]$'
+last='the last words of NCCL; NCCL_DEBUG=WARN tells more; node 0, bucket [0-9] of step [1-6]$'
 NCCL_FAIL=ncclGroupEnd:1:3:2 stopped "^train: rank 1: NCCL, all-reduce: unhandled error: $last" $four
 NCCL_FAIL=ncclGroupEnd:3:4:2 stopped "^train: rank 3: NCCL, messages between GPUs: unhandled error: $last" $four comm.algorithm=ring
 NCCL_FAIL=ncclCommGetAsyncError:2:40:2 stopped "^train: rank 2: NCCL, .*: unhandled error: $last" $four

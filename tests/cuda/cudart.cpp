@@ -214,7 +214,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     properties->totalGlobalMem = runtime().memory_bytes;
     properties->pciBusID = PCI_BUS + device;
     properties->multiProcessorCount = 4;
-    properties->pciBusID = device;
     properties->warpSize = emulator::WARP_LANES;
     properties->maxThreadsPerBlock = emulator::BLOCK_THREADS_MAX;
     properties->sharedMemPerBlock = emulator::STATIC_SHARED_BYTES;
