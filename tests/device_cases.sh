@@ -5,10 +5,11 @@ tiny model.layers=1 model.channels=16 model.context=32 data.tokenizer=none train
 expect() {
     local code=$1 regex=$2 output found
     shift 2
-    output=$("$TRAIN" --plan "$work/t.cfg" run.out="$work/out" "$@" 2>&1)
+    output=$("$TRAIN" --plan "$work/t.cfg" run.out="$work/out" "$@" 2>"$work/errors")
     found=$?
+    output+=$'\n'$(cat "$work/errors")
     [ $found = "$code" ] || fail "$*: expected exit $code, found $found: $output"
     grep -qE "$regex" <<<"$output" || fail "$*: expected '$regex', found: $output"
-    [ "$code" = 0 ] || [ "$(wc -l <<<"$output")" = 1 ] || fail "$*: expected one line, found: $output"
+    [ "$code" = 0 ] || [ "$(wc -l <"$work/errors")" = 1 ] || fail "$*: expected one line, found: $output"
     [ -z "$(ls "$work/out" 2>/dev/null)" ] || fail "$*: wrote $(ls "$work/out")"
 }
