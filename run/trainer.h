@@ -44,7 +44,7 @@ typedef struct Trainer {
     int64_t step, position, skipped; /* done so far; position is the next sequence's */
 } Trainer;
 
-/* What the model is made with; the sync; where the embedding is split, the most elements of the lookup's rows, else 0. */
+/* What the model is made with; the sync; the most elements of the lookup's rows, 0 where the embedding is not split. */
 Gpt2Options trainer_model_options(const Trainer *t);
 SyncSetup trainer_sync_setup(const Trainer *t);
 int64_t trainer_lookup_elems(const Trainer *t);
