@@ -180,8 +180,8 @@ Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const Sync
 
 /* What sync_create will do, before there are arrays: grads and params of setup may be NULL. Not collective. */
 typedef struct SyncMemory {
-    size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where a split embedding's
-                   * rows, and the residuals of error feedback as they are first written, come on top */
+    size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where a split
+                   * embedding's rows, and residuals of error feedback as they are first written, come on top */
     Shard shard;  /* as sync_shard() of this rank; its slices are the caller's to free. Without any: not sharded */
 } SyncMemory;
 Status sync_memory(SyncMemory *memory, Comm *comm, const CommConfig *config, const SyncSetup *setup);

@@ -1,8 +1,9 @@
 /* GPT-2's forward pass, the loss, and the memory of both passes.
  *
  * Per position and layer backward needs 16 C floats (ln1 C, qkv 3C, att C, mid C, ln2 C, fc 4C, act 4C, and the
- * layer's input C). What is computed again (Recompute) has one place for all layers instead. The head is never run over all positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient
- * replaces them. */
+ * layer's input C). What is computed again (Recompute) has one place for all layers instead. The head is never run
+ * over all positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient replaces
+ * them. */
 #include "model/gpt2_model.h"
 
 #include <assert.h>

@@ -91,8 +91,8 @@ typedef struct Ops {
      * gelu [rows][OC], if not NULL, receives GELU(y) (tanh form).   x [rows][C], w [OC][C], y [rows][OC] */
     void (*linear_forward)(OpsContext *context, Act *y, Act *gelu, const Act *x, const float *w, const float *b,
                            const Act *residual, int rows, int C, int OC);
-    /* y = GELU(x), as linear_forward makes it of what it has stored: in f32 the same bits; in bf16 it may make it of a sum
-     * that is not rounded yet.   x and y [rows][C] */
+    /* y = GELU(x), as linear_forward makes it of what it has stored: in f32 the same bits; in bf16 it may make it of a
+     * sum that is not rounded yet.   x and y [rows][C] */
     void (*gelu_forward)(OpsContext *context, Act *y, const Act *x, int rows, int C);
     /* dx = dy w (times GELU' when grads->gelu), dw (+)= dy^T x, db (+)= column sums of dy.   dy [rows][OC] */
     void (*linear_backward)(OpsContext *context, const LinearGrads *grads, const Act *dy, const Act *x,

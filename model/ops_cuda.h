@@ -36,9 +36,9 @@ void cuda_ops_destroy(CudaOps *ops); /* accepts NULL */
 const Ops *cuda_ops(CudaOps *ops);
 
 /* From now on attention of B sequences of T tokens goes to cuDNN, all other shapes still our own way: bf16 only, once,
- * before the first step; takes seconds and a workspace in the Gpu's memory, as soon as ops are connected. deterministic: model/attention_cudnn.h, and
- * what model/ops.h promises; without it gradients' last bits depend on timing. False: nothing has changed, and *why says
- * why cuDNN cannot, valid as long as ops. */
+ * before the first step; takes seconds and, as soon as ops are connected, a workspace in the Gpu's memory.
+ * deterministic: model/attention_cudnn.h, and what model/ops.h promises; without it gradients' last bits depend on
+ * timing. False: nothing has changed, and *why says why cuDNN cannot, valid as long as ops. */
 bool cuda_ops_use_cudnn(CudaOps *ops, bool deterministic, int B, int T, int C, int NH, const char **why);
 
 /* bf16[elems], the weights as products see them, for whoever updates params; NULL unless dtype is bf16. */

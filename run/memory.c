@@ -158,9 +158,12 @@ Status memory_explain(const Trainer *t, Status status, size_t later) {
         return status;
     bool on_gpu = t->device.gpu && refuser == gpu_memory(t->device.gpu);
     available = on_gpu ? gpu_memory_free_bytes(t->device.gpu) : (size_t)machine_memory_available();
-    size_t varying = batch_bytes(t, t->settings->train.batch), lacking = asked + later - available;
-    bool helps = asked + later > available && lacking < varying;
-    advice(t, helps ? largest_batch(t, varying - lacking) : 0, text, sizeof text);
+    size_t varying = batch_bytes(t, t->settings->train.batch), wanted = asked + later;
+    if (wanted <= available)
+        snprintf(text, sizeof text, "end other processes there, or lower train.batch");
+    else
+        advice(t, wanted - available < varying ? largest_batch(t, varying - (wanted - available)) : 0, text,
+               sizeof text);
     return fault("out of memory on the %s: %.2f GB asked for, %.2f GB are free; %s", on_gpu ? "GPU" : "host", gb(asked),
                  gb(available), text);
 }

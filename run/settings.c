@@ -55,8 +55,8 @@ static const Option train_options[] = {
     STRING(TrainSettings, sample_prompt, "", "text it starts from; empty: end of text"),
     INT(TrainSettings, save_every, 0, 1e12, "0", "checkpoint every so many steps; 0: only the model, at the end"),
     INT(TrainSettings, keep, 1, 1e6, "2", "checkpoints kept; older ones are removed"),
-    CHOICE(TrainSettings, recompute, train_recomputations, "no", "activations that backward computes again to save memory: "
-           "gelu, norms (and GELU), layers (all, a third more time)"),
+    CHOICE(TrainSettings, recompute, train_recomputations, "no",
+           "what backward computes again to save memory: gelu; norms: and GELU; layers: all, a third more time"),
     CHOICE(TrainSettings, dtype, train_dtypes, "f32", "of activations and products; tf32, bf16: on a GPU"),
 };
 static const Option log_options[] = {

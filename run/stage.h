@@ -36,8 +36,8 @@ Status stage_create(Stage *stage, const Device *device, const ParamTable *table,
                     float *host_grads);
 void stage_destroy(Stage *stage); /* accepts a zeroed one */
 
-/* The sync is there. adamw, not yet made, is who updates the parameters. rows_elems: the most that sync_lookup's rows can
- * hold, half of the vocabulary's; 0 without. */
+/* The sync is there. adamw, not yet made, is who updates the parameters. rows_elems: the most that sync_lookup's rows
+ * can hold, half of the vocabulary's; 0 without. */
 Status stage_connect(Stage *stage, Sync *sync, const AdamW *adamw, bool sharded, int64_t rows_elems);
 
 void stage_ready(void *stage, int gradient); /* a ReadyFn: sync_mark_ready, once the gradient has arrived */

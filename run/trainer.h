@@ -45,7 +45,7 @@ typedef struct Trainer {
     double forward_end_s; /* of the micro-step; stamped by the device */
 } Trainer;
 
-/* What the model is made with, the sync, and the most elements that the lookup's rows hold where the embedding is split. */
+/* What the model is made with; the sync; the most elements of the lookup's rows, 0 where the embedding is not split. */
 Gpt2Options trainer_model_options(const Trainer *t);
 SyncSetup trainer_sync_setup(const Trainer *t);
 int64_t trainer_lookup_elems(const Trainer *t);

@@ -1,4 +1,4 @@
-/* Runs that are checked and built, but take no step, in a folder of their own: for tests of what they take of memory. */
+/* Runs that are checked and built, but take no step, in a folder of their own: for tests of the memory they take. */
 #ifndef TESTS_RUN_MEMORY_H
 #define TESTS_RUN_MEMORY_H
 

@@ -80,8 +80,8 @@ static void assert_near(const Fixture *fixture, const float *a, const float *b, 
         fail_msg("relative error %.3g, bound %.3g", sqrt(error / size), bound);
 }
 
-/* Twice on one model, on two models, and with activations computed again. Without bf16 GELU again gives the bits of GELU
- * as part of the product; in bf16 its argument is rounded first, in forward and backward alike. */
+/* Twice on one model, on two models, and with activations computed again. In f32 GELU again has the bits of GELU as
+ * part of the product; in bf16 its argument is rounded first, in forward and backward alike. */
 static void same_bits_case(int dtype) {
     Fixture plain, gelu, norms, layers;
     set_up(&plain, dtype, RECOMPUTE_NO, B);

@@ -77,8 +77,8 @@ static void test_largest_batch(void **state) {
     check_largest("run.device=cuda train.dtype=bf16");
     check_largest("run.device=cuda loop.ranks=2 train.recompute=gelu"); /* which share the card */
     cudart_device(9, 0, (size_t)290 << 20);
-    assert_refused(run_watched("run.device=cuda", build_only), "train.batch=1 does not fit either; lower train.seq_len or set "
-                   "train.recompute=layers");
+    assert_refused(run_watched("run.device=cuda", build_only),
+                   "train.batch=1 does not fit either; lower train.seq_len or set train.recompute=layers");
     cudart_device(9, 0, (size_t)16 << 30);
 }
 
