@@ -7,6 +7,7 @@
  *
  * Rank 0 also shows text, logs and saves. Whether ranks are processes or threads makes no difference here. */
 #include "base/clock.h"
+#include "base/gpu_range.h"
 #include "run/interrupt.h"
 #include "run/sample.h"
 #include "run/trainer.h"
@@ -107,7 +108,9 @@ static Status train_step(Trainer *t, StepLog *log) {
     TRY(comm_reduce(t->comm, &log->loss, 1, COMM_SUM));
     lap(t, "wait for gradients", &mark_s);
     trace_sync(t->trace, t->sync, &t->table, t->forward_end_s, backward_end_s);
+    gpu_range_begin("update", -1);
     TRY(update(t, log));
+    gpu_range_end();
     log->update_ms = lap(t, "update", &mark_s);
     TRY(log_sync(t, log));
 

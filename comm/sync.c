@@ -20,6 +20,7 @@
 #include "comm/residual.h"
 
 #include "base/clock.h"
+#include "base/gpu_range.h"
 
 #include <assert.h>
 #include <math.h>
@@ -511,12 +512,14 @@ static Status reduce_bucket(Sync *sync, int b) {
         payload.codec = sync->codec;
     TRY(wait_until(sync, &sync->released, &sync->missing[b]));
     transport_follow(transport, b);
+    gpu_range_begin("bucket", b);
     transport_call(transport, stamp_start, sync, b);
     payload.phases = &sync->bucket_stats[b].phases;
     *payload.phases = (Phases){0};
     set_label(sync, b);
     TRY((sync->setup.sharded ? collective->reduce_scatter : collective->allreduce)(&sync->comm->world, &payload));
     transport_call(transport, stamp_done, sync, b);
+    gpu_range_end();
     return OK;
 }
 

@@ -6,6 +6,8 @@
  * them. */
 #include "model/gpt2_model.h"
 
+#include "base/gpu_range.h"
+
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,7 +176,9 @@ void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again) {
                     .need = again ? NULL : model->need,
                     .user = model->need_user};
     model->context.layer = layer;
+    gpu_range_begin(again ? "recompute layer" : "forward layer", layer);
     gpt2_layer_forward(&run, &model->offsets[layer], &model->acts[layer], model->stream[layer], out);
+    gpu_range_end();
 }
 
 bool gpt2_model_knows(const Gpt2 *model, const int *tokens, int count) {

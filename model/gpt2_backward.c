@@ -7,6 +7,8 @@
  * position, as those of wte would be, with slots in place of tokens. */
 #include "model/gpt2_model.h"
 
+#include "base/gpu_range.h"
+
 #include <assert.h>
 
 /* One call of gpt2_backward. */
@@ -149,9 +151,16 @@ double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool acc
                  .ready = ready,
                  .user = user};
     pass.ops->upload(pass.context, model->targets, targets, (size_t)rows * sizeof *targets);
+    gpu_range_begin("backward head", -1);
     backward_head(&pass, loss_scale / (float)rows);
-    for (int layer = L - 1; layer >= 0; layer--)
+    gpu_range_end();
+    for (int layer = L - 1; layer >= 0; layer--) {
+        gpu_range_begin("backward layer", layer);
         backward_layer(&pass, layer);
+        gpu_range_end();
+    }
+    gpu_range_begin("backward embedding", -1);
     backward_embedding(&pass);
+    gpu_range_end();
     return pass.ops->mean(pass.context, model->losses, rows);
 }
