@@ -74,7 +74,7 @@ NCCL_FAIL=ncclGroupEnd:3:4:2 stopped "^train: rank 3: NCCL, messages between GPU
 slow="no answer from the other GPUs for 2 s \(comm.timeout_s\): the last words of NCCL"
 NCCL_FAIL=ncclGroupEnd:1:3:7 stopped "^train: rank [0-3]: NCCL, all-reduce: $slow" $four comm.timeout_s=2
 CUDART_LATE=1 NCCL_FAIL=kernel:1:3:7 stopped "^train: rank [0-3]: NCCL, [a-zA-Z -]*: $slow.*; node 0, .*step [1-6]$" $four comm.timeout_s=2
-CUDART_LATE=1 NCCL_FAIL=kernel:1:4:7 stopped "^train: rank [0-3]: NCCL, [a-zA-Z ]*: $slow" $four comm.timeout_s=2 optim.zero=1
+CUDART_LATE=1 NCCL_FAIL=kernel:1:4:7 stopped "^train: rank [0-3]: NCCL, [a-zA-Z -]*: $slow" $four comm.timeout_s=2 optim.zero=1
 
 # A GPU fails, at once or while streams are late: in a kernel, in a copy of gradients to the host, in waiting for them.
 for late in 0 1; do
