@@ -91,7 +91,7 @@ for compressor in bf16 int8 int4 topk; do
         said $compressor-$scope 'over nccl'
         train $compressor-host-$scope $four $lossy comm.compress_scope=$scope comm.transport=loop
         same $compressor-$scope $compressor-host-$scope
-        near $compressor-$scope $compressor-host-$scope 0.5 errors # rank 0 encodes other parts of the sums
+        near $compressor-$scope $compressor-host-$scope 0.5 errors # a small sample, and rank 0 encodes other parts of the sums
     done
     near $compressor-between nccl4 0.3 # no NaN, nothing lost; top-k of 4 steps is far off
     cmp -s $work/$compressor-between/model.bin $work/nccl4/model.bin && fail "$compressor changes nothing"

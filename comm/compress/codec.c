@@ -123,7 +123,8 @@ Status codec_use_gpu(Codec *codec, Gpu *gpu, void *stream) {
 }
 
 size_t codec_gpu_bytes(const Codec *codec) {
-    return codec->residual[0] ? 2 * CODEC_HOPS * (size_t)codec->elems * sizeof(float) : 0;
+    size_t arrays = codec->residual[0] ? 2 * CODEC_HOPS : 1; /* without error feedback what is lost, for its measure */
+    return arrays * (size_t)codec->elems * sizeof(float) + CUDA_SUMS * sizeof *codec->sums;
 }
 
 Status codec_hold(Codec *codec) {
