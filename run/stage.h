@@ -32,7 +32,11 @@ typedef struct Stage {
 
 /* host_params and host_grads are where ranks talk. host_grads NULL: the model is on a GPU, and its gradients stay there. */
 Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params, float *host_grads);
-void stage_destroy(Stage *stage); /* accepts a zeroed one */
+
+/* Before anything goes that is copied from or to: nothing is any more, also where waiting for it failed before. The line of
+ * a failure stays. */
+void stage_quiet(Stage *stage);   /* accepts a zeroed one */
+void stage_destroy(Stage *stage); /* likewise */
 
 /* The sync is there. rows_elems: the most that sync_lookup's rows can hold, half of the vocabulary's; 0 without. */
 Status stage_connect(Stage *stage, Sync *sync, bool sharded, int64_t rows_elems);
