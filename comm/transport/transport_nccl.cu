@@ -77,6 +77,12 @@ static ncclResult_t state_of(const NcclTransport *self) {
     return result == ncclSuccess ? state : result;
 }
 
+/* A GPU that has failed says more than NCCL, which only saw that. */
+static const char *cause_of(NcclTransport *self, ncclResult_t result) {
+    cudaError_t error = result == ncclUnhandledCudaError ? cudaStreamQuery(stream_of(&self->base)) : cudaSuccess;
+    return error == cudaSuccess || error == cudaErrorNotReady ? ncclGetErrorString(result) : cudaGetErrorString(error);
+}
+
 /* Between two looks, `since_s` the first one. */
 static void back_off(double since_s) {
     const struct timespec nap = {0, NAP_NS};
@@ -87,7 +93,7 @@ static void back_off(double since_s) {
 }
 
 /* Returns when NCCL is done with a call that gave `result`. */
-static Status settle(const NcclTransport *self, const char *what, ncclResult_t result) {
+static Status settle(NcclTransport *self, const char *what, ncclResult_t result) {
     double start_s = clock_s();
     while ((result == ncclSuccess || result == ncclInProgress) && (result = state_of(self)) == ncclInProgress) {
         if (clock_s() - start_s > self->base.timeout_s) {
@@ -98,7 +104,7 @@ static Status settle(const NcclTransport *self, const char *what, ncclResult_t r
     }
     if (result == ncclRemoteError)
         wait_for_the_cause(self);
-    return result == ncclSuccess ? OK : nccl_fault(what, ncclGetErrorString(result));
+    return result == ncclSuccess ? OK : nccl_fault(what, cause_of(self, result));
 }
 
 /* ---- vector operations ---- */
