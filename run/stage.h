@@ -30,11 +30,11 @@ typedef struct Stage {
     bool sharded;
 } Stage;
 
-/* host_params and host_grads are where ranks talk. host_grads NULL: the model is on a GPU, and its gradients stay there. */
+/* host_params and host_grads are where ranks talk. host_grads NULL: the model is on a GPU, its gradients stay there. */
 Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params, float *host_grads);
 
-/* Before anything goes that is copied from or to: nothing is any more, also where waiting for it failed before. The line of
- * a failure stays. */
+/* Before anything goes that is copied from or to: nothing is any more, also where waiting for it failed before. The
+ * line of a failure stays. */
 void stage_quiet(Stage *stage);   /* accepts a zeroed one */
 void stage_destroy(Stage *stage); /* likewise */
 

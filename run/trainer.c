@@ -59,8 +59,8 @@ static Status check_input(Trainer *t) {
 
 static double gb(double bytes) { return 1e-9 * bytes; }
 
-/* On the GPU parameters, gradients and moments, on the host parameters and, where ranks talk there, gradients. Activations are those of
- * the cpu, at most: in half the bytes where they are bf16. */
+/* On the GPU parameters, gradients and moments, on the host parameters and, where ranks talk there, gradients.
+ * Activations are those of the cpu, at most: in half the bytes where they are bf16. */
 static Status check_gpu_memory(Trainer *t, double params, double activations) {
     const Settings *s = t->settings;
     bool half = strcmp(option_choice(train_dtypes, s->train.dtype), "bf16") == 0;

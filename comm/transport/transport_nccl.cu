@@ -244,8 +244,8 @@ static const TransportOps nccl_ops = {.name = "nccl",
 
 /* ---- life ---- */
 
-/* What each rank says to each other one, over `control`, when its start has ended, well or not: so one that cannot go on
- * is heard of while NCCL still waits for it. */
+/* What each rank says to each other one, over `control`, when its start has ended, well or not: so one that cannot go
+ * on is heard of while NCCL still waits for it. */
 struct Words {
     Transport *control;
     int own, *said; /* int[ranks], owned: Status */
