@@ -8,8 +8,8 @@
  * ranks on one card.
  *
  * No call waits for ever. The communicator is a non-blocking one: NCCL connects and launches in a thread of its own, at
- * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands behind.
- * A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s. Giving up, and
+ * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands
+ * behind. A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s. Giving up, and
  * leaving, is ncclCommAbort, which waits for no other rank and ends the kernels; it loses nothing where the lane was
  * flushed. */
 #include "base/cuda.cuh"
