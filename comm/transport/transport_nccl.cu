@@ -1,6 +1,6 @@
 /* The NCCL transport. A group of messages is one NCCL group in the rank's lane:
  *
- *   group_start   ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd     all in the lane; nothing waits on the host
+ *   group_start   ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd     all in the lane; the host waits until it is there
  *   group_wait    nothing: what is done with a message stands behind it in the lane
  *   flush         the host waits, with an eye on NCCL's asynchronous errors and on the time
  *
@@ -9,9 +9,8 @@
  *
  * No call waits for ever. The communicator is a non-blocking one: NCCL connects and launches in a thread of its own, at
  * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands
- * behind. A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s. Giving up, and
- * leaving, is ncclCommAbort, which waits for no other rank and ends the kernels; it loses nothing where the lane was
- * flushed. */
+ * behind. A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s, by
+ * ncclCommAbort, which waits for no other rank and ends the kernels. */
 #include "base/cuda.cuh"
 #include "comm/transport/vector_kernels.cuh"
 
