@@ -1,6 +1,6 @@
 /* The NCCL transport. A group of messages is one NCCL group in the rank's lane:
  *
- *   group_start   ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd     all in the lane; the host waits until it is there
+ *   group_start   ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd     all in the lane when it returns
  *   group_wait    nothing: what is done with a message stands behind it in the lane
  *   flush         the host waits, with an eye on NCCL's asynchronous errors and on the time
  *
