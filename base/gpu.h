@@ -57,8 +57,8 @@ void gpu_copy_in(Gpu *gpu, void *device, const void *host, size_t bytes);
 /* Within the device's memory, in the computing stream. */
 void gpu_copy(Gpu *gpu, void *to, const void *from, size_t bytes);
 
-/* Returns when both streams are empty. FAULT with one line on the first fault since gpu_open: the streams may be at work
- * then, but no `done` is called any more, nor at work. Any thread. */
+/* Returns when both streams are empty. FAULT with one line on the first fault since gpu_open: the streams may be at
+ * work then, but no `done` is called any more, nor at work. Any thread. */
 Status gpu_finish(Gpu *gpu);
 
 /* Who gives up with work outstanding: when it returns, no `done` is called any more, nor at work. Any thread. */
@@ -67,7 +67,8 @@ void gpu_hush(Gpu *gpu);
 /* For a thread of the driver: done(user, argument), unless the Gpu is hushed. */
 void gpu_call_back(Gpu *gpu, GpuDoneFn *done, void *user, int argument);
 
-/* Notes a fault that code with CUDA headers saw, unless there is one: `what` was being done, `why` in words. Any thread. */
+/* Notes a fault that code with CUDA headers saw, unless there is one: `what` was being done, `why` in words. Any
+ * thread. */
 void gpu_fault(Gpu *gpu, const char *what, const char *why);
 
 #endif

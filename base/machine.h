@@ -22,8 +22,9 @@ int machine_numa_domains(void);
 /* The domain, from 0 on, in which all hardware threads of this process lie; -1: there is no such one. */
 int machine_numa_domain(void);
 
-/* The PCI bridges above a PCI device ("0000:19:00.0"), nearest first: at most `max` numbers, alike for devices of this machine
- * that lie below the same one. The host's own bridge is none. Returns their count; -1: there is no such device. */
+/* The PCI bridges above a PCI device ("0000:19:00.0"), nearest first: at most `max` numbers, alike for devices of this
+ * machine that lie below the same one. The host's own bridge is none. Returns their count; -1: there is no such
+ * device. */
 int machine_pcie_bridges(const char *pci, int *bridges, int max);
 
 /* Memory that could still be taken now, in bytes: the kernel's MemAvailable, or less under a cgroup limit. */

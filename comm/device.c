@@ -1,5 +1,5 @@
-/* Gradients on GPUs: whose GPUs share a PCIe switch, and whether NCCL can carry gradients, decided alike on all ranks before
- * any of them asks it. */
+/* Gradients on GPUs: whose GPUs share a PCIe switch, and whether NCCL can carry gradients, decided alike on all ranks
+ * before any of them asks it. */
 #include "comm/compress/compress_cuda.h"
 #include "comm/internal.h"
 #include "comm/nodes.h"
@@ -23,8 +23,8 @@ static Status find_path(PciePath *path, const Gpu *gpu) {
     if (!gpu)
         return bad_input("comm.group = pcie: the model does not run on a GPU");
     path->count = machine_pcie_bridges(gpu_pci(gpu), path->bridges, BRIDGES);
-    return path->count >= 0 ? OK : bad_input("comm.group = pcie: hwloc does not see the GPU at %s; comm.group = node or "
-                                             "numa does without", gpu_pci(gpu));
+    return path->count >= 0 ? OK : bad_input("comm.group = pcie: hwloc does not see the GPU at %s; comm.group = node "
+                                             "or numa does without", gpu_pci(gpu));
 }
 
 static int place_in(const PciePath *path, int bridge) {
@@ -34,8 +34,8 @@ static int place_in(const PciePath *path, int bridge) {
     return -1;
 }
 
-/* The nearest bridge that a rank's GPU has in common with another one of its node, as a number of its own: who is the first
- * that lies below it, and how far. Alone: one that nobody else has. */
+/* The nearest bridge that a rank's GPU has in common with another one of its node, as a number of its own: who is the
+ * first that lies below it, and how far. Alone: one that nobody else has. */
 static int domain_of(const Transport *transport, const PciePath *paths, int rank) {
     for (int i = 0; i < paths[rank].count; i++) {
         int first = -1, below = 0;

@@ -2,6 +2,8 @@
 
 #include "base/gpu.h"
 
+#include <stdio.h>
+
 static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
 
 Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params,
@@ -23,10 +25,18 @@ Status stage_create(Stage *stage, const Device *device, const ParamTable *table,
     return OK;
 }
 
+void stage_quiet(Stage *stage) {
+    char line[1024];
+    if (!stage->gpu)
+        return;
+    snprintf(line, sizeof line, "%s", error_line());
+    gpu_finish(stage->gpu);
+    error_restore(OK, line);
+}
+
 void stage_destroy(Stage *stage) {
     if (!stage->gpu)
         return;
-    gpu_finish(stage->gpu);
     gpu_unpin(stage->gpu, stage->host_params);
     if (stage->copies)
         gpu_unpin(stage->gpu, stage->host_grads);

@@ -31,10 +31,14 @@ typedef struct Stage {
     bool split; /* the embedding has two gradients */
 } Stage;
 
-/* host_params and host_grads are where ranks talk. host_grads NULL: the model is on a GPU, and its gradients stay there. */
+/* host_params and host_grads are where ranks talk. host_grads NULL: the model is on a GPU, its gradients stay there. */
 Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params,
                     float *host_grads);
-void stage_destroy(Stage *stage); /* accepts a zeroed one */
+
+/* Before anything goes that is copied from or to: nothing is any more, also where waiting for it failed before. The
+ * line of a failure stays. */
+void stage_quiet(Stage *stage);   /* accepts a zeroed one */
+void stage_destroy(Stage *stage); /* likewise */
 
 /* The sync is there. adamw, not yet made, is who updates the parameters. rows_elems: the most that sync_lookup's rows
  * can hold, half of the vocabulary's; 0 without. */

@@ -267,6 +267,7 @@ Status trainer_finish(Trainer *t) {
 }
 
 void trainer_destroy(Trainer *t) {
+    stage_quiet(&t->stage);
     trace_close(t->trace);
     log_close(t->log);
     sync_destroy(t->sync);

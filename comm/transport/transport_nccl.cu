@@ -1,6 +1,6 @@
 /* The NCCL transport. A group of messages is one NCCL group in the rank's lane:
  *
- *   group_start   ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd     all in the lane; nothing waits on the host
+ *   group_start   ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd     all in the lane when it returns
  *   group_wait    nothing: what is done with a message stands behind it in the lane
  *   flush         the host waits, with an eye on NCCL's asynchronous errors and on the time
  *
@@ -8,10 +8,9 @@
  * ranks on one card.
  *
  * No call waits for ever. The communicator is a non-blocking one: NCCL connects and launches in a thread of its own, at
- * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands behind.
- * A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s. Giving up, and
- * leaving, is ncclCommAbort, which waits for no other rank and ends the kernels; it loses nothing where the lane was
- * flushed. */
+ * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands
+ * behind. A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s, by
+ * ncclCommAbort, which waits for no other rank and ends the kernels. */
 #include "base/cuda.cuh"
 #include "comm/transport/vector_kernels.cuh"
 
@@ -78,6 +77,12 @@ static ncclResult_t state_of(const NcclTransport *self) {
     return result == ncclSuccess ? state : result;
 }
 
+/* A GPU that has failed says more than NCCL, which only saw that. */
+static const char *cause_of(NcclTransport *self, ncclResult_t result) {
+    cudaError_t error = result == ncclUnhandledCudaError ? cudaStreamQuery(stream_of(&self->base)) : cudaSuccess;
+    return error == cudaSuccess || error == cudaErrorNotReady ? ncclGetErrorString(result) : cudaGetErrorString(error);
+}
+
 /* Between two looks, `since_s` the first one. */
 static void back_off(double since_s) {
     const struct timespec nap = {0, NAP_NS};
@@ -88,7 +93,7 @@ static void back_off(double since_s) {
 }
 
 /* Returns when NCCL is done with a call that gave `result`. */
-static Status settle(const NcclTransport *self, const char *what, ncclResult_t result) {
+static Status settle(NcclTransport *self, const char *what, ncclResult_t result) {
     double start_s = clock_s();
     while ((result == ncclSuccess || result == ncclInProgress) && (result = state_of(self)) == ncclInProgress) {
         if (clock_s() - start_s > self->base.timeout_s) {
@@ -99,7 +104,7 @@ static Status settle(const NcclTransport *self, const char *what, ncclResult_t r
     }
     if (result == ncclRemoteError)
         wait_for_the_cause(self);
-    return result == ncclSuccess ? OK : nccl_fault(what, ncclGetErrorString(result));
+    return result == ncclSuccess ? OK : nccl_fault(what, cause_of(self, result));
 }
 
 /* ---- vector operations ---- */
@@ -267,8 +272,8 @@ static const TransportOps nccl_ops = {.name = "nccl",
 
 /* ---- life ---- */
 
-/* What each rank says to each other one, over `control`, when its start has ended, well or not: so one that cannot go on
- * is heard of while NCCL still waits for it. */
+/* What each rank says to each other one, over `control`, when its start has ended, well or not: so one that cannot go
+ * on is heard of while NCCL still waits for it. */
 struct Words {
     Transport *control;
     int own, *said; /* int[ranks], owned: Status */

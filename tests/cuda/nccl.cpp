@@ -1,6 +1,6 @@
 /* A stand-in for NCCL, linked in its place: ranks are threads of one process. A group of calls is carried out when it
- * ends, by a thread of its own, as a non-blocking communicator does it: first the stream's work so far, as far as it must
- * be, then a meeting with the peers. Until then ncclCommGetAsyncError says ncclInProgress.
+ * ends, by a thread of its own, as a non-blocking communicator does it: first the stream's work so far, as far as it
+ * must be, then a meeting with the peers. Until then ncclCommGetAsyncError says ncclInProgress.
  *
  *   mailbox [from][to]   what was sent and not yet taken, oldest first. Whoever receives copies; whoever sent waits
  *                        until all of its own is taken

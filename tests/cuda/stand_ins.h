@@ -4,8 +4,8 @@
  * function@1:call:error counts, and fails, those of device 1 alone).
  *
  * NCCL_FAIL=ncclGroupEnd:1:3:2 (function:rank:call:result): that rank's third call gives ncclSystemError; 7 is
- * ncclInProgress: it never comes to an end. "kernel" stands for what a group puts in its stream, which then waits for ever
- * (CUDART_LATE=1). */
+ * ncclInProgress: it never comes to an end. "kernel" stands for what a group puts in its stream, which then waits for
+ * ever (CUDART_LATE=1). */
 #ifndef TESTS_CUDA_STAND_INS_H
 #define TESTS_CUDA_STAND_INS_H
 
