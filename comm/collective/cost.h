@@ -33,8 +33,8 @@ double cost_overlap_s(double a_s, double b_s, double pieces);
 double cost_sum_s(const LinkCosts *costs, bool shared, double members, double owners, double bytes);
 double cost_coded_sum_s(const LinkCosts *costs, bool last, double members, double owners, double bytes);
 
-/* Of a collective that was timed: a line between the two nearest sizes, also beyond the largest; the least time below the
- * smallest. NaN if it was not. */
+/* Of a collective that was timed: a line between the two nearest sizes, also beyond the largest; below the smallest
+ * its time. NaN if it was not. */
 double cost_timed_s(const LinkCosts *costs, int64_t elems);
 
 /* Whether the costs are those with a compressor. */

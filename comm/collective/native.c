@@ -1,5 +1,5 @@
-/* The transport's own all-reduces: the yardsticks of the others. They work in one step, over all ranks. How, the library
- * does not tell, so what they take is measured at the start: calibrate_collective.
+/* The transport's own all-reduces: the yardsticks of the others. They work in one step, over all ranks. How, the
+ * library does not tell, so what they take is measured at the start: calibrate_collective.
  *
  * native: MPI_Allreduce. It cannot be timed out and spins while it waits, so all ranks meet in a barrier first, which
  * does neither.
