@@ -21,8 +21,8 @@
 #include "comm/transport/vector.h"
 
 enum {
-    SEGMENT_MIN_ELEMS = 63 << 8, /* below, latency costs more than the overlap gains; a piece of the mpi transport */
-    SEGMENT_MAX_ELEMS = 4 * SEGMENT_MIN_ELEMS,
+    SEGMENT_MIN_ELEMS = 32 << 10, /* below, latency costs more than the overlap gains */
+    SEGMENT_MAX_ELEMS = 64 << 10, /* a piece of the mpi transport */
     WINDOW_MAX = 4,        /* units under way */
     POLL_ELEMS = 16 << 10, /* added between two looks at the transport */
 };
@@ -49,7 +49,7 @@ static int64_t longest_chunk(int size, int64_t elems) {
     return longest;
 }
 
-/* About a quarter of a chunk, so that a window of them fills the link, in whole pieces of the transport. */
+/* About a quarter of a chunk, so that a window of them fills the link. */
 static int64_t segment_elems_of(int64_t chunk) {
     int64_t wanted = most(SEGMENT_MIN_ELEMS, chunk / WINDOW_MAX / SEGMENT_MIN_ELEMS * SEGMENT_MIN_ELEMS);
     return least(chunk, least(wanted, SEGMENT_MAX_ELEMS));

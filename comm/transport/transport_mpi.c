@@ -2,9 +2,9 @@
  *
  * Two lanes lead to each other rank, one per direction. A message travels in pieces, and a lane has a few pieces in
  * flight at a time: one message of any size becomes MPI messages that MPI can count (int), and between nodes the pieces
- * are small, because over TCP Open MPI 4.1 moves two large messages in opposite directions one after the other, small
- * ones at once. Pieces of one lane leave and arrive in order, so both ends cut alike without agreeing on it: the cut
- * depends only on the message's size and on who shares a node.
+ * are small enough to go at once, because over TCP Open MPI 4.1 moves two messages that it asks for in opposite
+ * directions one after the other. Pieces of one lane leave and arrive in order, so both ends cut alike without agreeing
+ * on it: the cut depends only on the message's size and on who shares a node.
  *
  *   lane  | message             | message ...
  *         | piece | piece | ... |
@@ -40,9 +40,11 @@
 #define HEARING_S 0.5 /* for the others to say whom they wait for */
 
 /* Inside a node Open MPI sends 4 KiB at once, its header included; of more the receiver must fetch the data, and 8 KiB
- * in three pieces that go at once take half the time of one that is fetched. Over TCP it sends 64 KiB at once, header
- * included; a piece that just exceeds that is asked for first, and costs twice the CPU time. */
-enum { WINDOW = 4, EAGER_BYTES = 4032, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 63 << 10 };
+ * in three pieces that go at once take half the time of one that is fetched. Over TCP what exceeds its limit, 64 KiB,
+ * is asked for, and the answer queues behind what travels the other way; so the limit is raised to a piece and a
+ * header, unless the user has set another one. */
+enum { WINDOW = 4, EAGER_BYTES = 4032, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 256 << 10 };
+#define TCP_LIMIT "OMPI_MCA_btl_tcp_eager_limit", "263168"
 
 /* A label in a tag. UCX has 23 bits for tags. */
 enum { STEP_BITS = 7, BUCKET_BITS = 12, COMPRESSOR_BITS = 4, TAG_BITS = STEP_BITS + BUCKET_BITS + COMPRESSOR_BITS };
@@ -391,6 +393,7 @@ static const TransportOps mpi_ops = {.name = "mpi",
 /* One thread talks to MPI at a time, but not always the same one. */
 static Status mpi_start(int *argc, char ***argv) {
     int provided;
+    setenv(TCP_LIMIT, 0);
     TRY_MPI(MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided), "starting");
     if (provided < MPI_THREAD_SERIALIZED)
         return fault("this MPI offers thread level %d, %d (MPI_THREAD_SERIALIZED) is needed", provided,
