@@ -73,9 +73,10 @@ wait $launcher
 code=$?
 [ "$code" != 0 ] || fail "a killed rank: exit code 0"
 expect "$code" 'rank 1 (process [0-9]* on .*) ended unexpectedly; the run stops' 'a killed rank'
+alive() { grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null; } # not a zombie
 for rank in 0 2; do
     tries=0 # they are gone already, but may take a moment to leave the process table
-    while kill -0 "$(cat "$folder/$rank.pid")" 2>/dev/null && [ $tries -lt 100 ]; do
+    while alive "$(cat "$folder/$rank.pid")" && [ $tries -lt 100 ]; do
         sleep 0.1
         tries=$((tries + 1))
     done

@@ -63,9 +63,10 @@ while [ "$(cat "$folder"/?.pid 2>/dev/null | wc -l)" != 2 ] && [ $tries -lt 300 
 done
 kill -9 "$(cat "$folder/1.pid")" || kill $launcher
 wait $launcher && fail 'a killed rank: exit code 0'
+alive() { grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null; } # not a zombie
 for rank in 0 1; do
     tries=0
-    while kill -0 "$(cat "$folder/$rank.pid")" 2>/dev/null && [ $tries -lt 100 ]; do
+    while alive "$(cat "$folder/$rank.pid")" && [ $tries -lt 100 ]; do
         sleep 0.1
         tries=$((tries + 1))
     done
