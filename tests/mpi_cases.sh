@@ -30,7 +30,7 @@ killed() {
     code=$?
     [ $code != 0 ] || fail "a killed rank: exit code 0"
     for ((rank = 0; rank < $1; rank++)); do # they are gone already, but may take a moment to leave the process table
-        for ((tries = 0; tries < 100; tries++)); do kill -0 "$(cat "$work/$rank.pid")" 2>/dev/null || break; sleep 0.1; done
+        for ((tries = 0; tries < 100; tries++)); do alive "$(cat "$work/$rank.pid")" || break; sleep 0.1; done
         [ $tries -lt 100 ] || fail "rank $rank lives on after rank 1 was killed"
     done
 }

@@ -16,6 +16,7 @@ fail() {
 }
 skip() { echo "skipped: $1"; exit 0; }
 needs_mpi() { [ "$MPI" = 1 ] || skip 'built without MPI'; }
+alive() { grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null; } # PROCESS, and not a zombie
 finish() { [ $failures = 0 ] && exit; echo "$failures failure(s)"; exit 1; }
 
 # ---- the trainer ----

@@ -44,7 +44,7 @@ mpirun --oversubscribe -n 1 sh -c "echo \$\$ >'$work/0.pid'; exec $program cases
 launcher=$!
 sleep 1
 kill -ALRM "$(cat "$work/0.pid")"
-for ((tries = 0; tries < 100; tries++)); do kill -0 "$(cat "$work/1.pid")" 2>/dev/null || break; sleep 0.1; done
+for ((tries = 0; tries < 100; tries++)); do alive "$(cat "$work/1.pid")" || break; sleep 0.1; done
 if [ $tries = 100 ]; then
     kill -KILL "$(cat "$work/1.pid")"
     fail 'the stopped rank stays'

@@ -23,7 +23,6 @@ ranks_of() {
 }
 
 steps_under_way() { [ "$(cat "$work/out/log.jsonl" 2>/dev/null | wc -l)" -ge 2 ]; }
-alive() { grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null; } # not a zombie
 
 # start NAME ARGS...: four ranks, returns somewhere in a later step; sets launcher and processes, or nothing runs
 start() {
