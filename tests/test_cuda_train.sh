@@ -110,19 +110,20 @@ CUDART_LATE=1 EMULATOR_SEED=5 train late1
 same late1 cuda
 
 # Times are the device's: in the trace of a late one, layers of backward follow each other within backward, forward ends
-# where that begins, buckets begin when they are ready, and phases lie within their bucket.
+# where that begins, buckets begin when they are ready, and phases lie within their bucket;
+# but for what the clocks of host and device disagree where threads wait for a core.
 CUDART_LATE=1 train traced $four log.trace="$work/traced.json" log.profile="$work/traced.profile"
 same traced nccl4
 sed -n 's/.*"ph":"[Xi]","name":"\([^"]*\)","pid":\([0-9]*\),"tid":\([0-9]*\),"ts":\([-0-9.]*\)\(,"dur":\([0-9.]*\)\)*.*/\2|\3|\1|\4|\6/p' "$work/traced.json" |
-awk -F '|' '
+awk -F '|' -v slack=50000 '
     function bad(what) { print "FAIL: trace, rank " $1 ", " $3 ": " what; failed = 1 }
     { start = $4; end = $4 + $5; seen[$3]++ }
     $3 ~ /^forward/ { forward[$1] = end; if (!($5 > 0)) bad("takes no time") }
-    $3 ~ /^backward [0-9]/ { back[$1] = start; back_end[$1] = end; if (start < forward[$1] - 100) bad("begins within forward") }
-    $3 ~ /^backward (head|layer|embedding)/ { if (start < back[$1] - 100 || end > back_end[$1] + 100) bad("outside of backward"); layers++ }
+    $3 ~ /^backward [0-9]/ { back[$1] = start; back_end[$1] = end; if (start < forward[$1] - slack) bad("begins within forward") }
+    $3 ~ /^backward (head|layer|embedding)/ { if (start < back[$1] - slack || end > back_end[$1] + slack) bad("outside of backward"); layers++ }
     $3 ~ /^ready: bucket/ { ready[$1] = start }
-    $3 ~ /^bucket/ { from[$1] = start; to[$1] = end; if (start < ready[$1] - 2000) bad("leaves before it is ready") }
-    $2 >= 2 { if (start < from[$1] - 2000 || end > to[$1] + 2000) bad("outside of its bucket"); phases++ }
+    $3 ~ /^bucket/ { from[$1] = start; to[$1] = end; if (start < ready[$1] - slack) bad("leaves before it is ready") }
+    $2 >= 2 { if (start < from[$1] - slack || end > to[$1] + slack) bad("outside of its bucket"); phases++ }
     END { if (!(layers >= 4 * 4 * 3) || !(phases >= 4 * 4 * 3)) { print "FAIL: trace: " layers " layers, " phases " phases"; failed = 1 } exit failed }' ||
     failures=$((failures + 1))
 grep -q ' linear_backward ' "$work/traced.profile" && awk '$2 == "linear_forward" && !($7 > 0) { exit 1 }' "$work/traced.profile" || fail "the profile has no times"
