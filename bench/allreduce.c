@@ -4,19 +4,11 @@
  *
  * For every size the algorithms take turns, iteration by iteration, so that all see the same machine; each turn begins
  * with another one. An iteration: fill, barrier, all-reduce in the calling thread, on memory that the node's ranks
- * share, compare every element. Its time is the slowest rank's, after the barrier; shown is the median.
+ * share, compare every element. --help explains the columns; the cost model predicts from the links as calibrated
+ * before each size, on arrays of that size, and knows nothing of --compress.
  *
- *     algbw     bytes / time
- *     busbw     algbw * 2 (N-1)/N
- *     predicted by the cost model, from the links as calibrated before each size, on arrays of that size; not of native
- *               and iallreduce, of which no formula is known
- *     CPU s/GB  CPU seconds of all ranks within the all-reduces / GB reduced (bytes * iterations)
- *     ratio     f32 bytes / bytes on the wire, where --compress is at work; the cost model knows nothing of it
- *
- * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training; iallreduce is MPI_Iallreduce.
- * link is not an all-reduce but the bound of those that cross a link: `bytes` leave and enter each node's NIC at once,
- * in one large message per rank; on one node, each rank. It is measured when named, also beside others:
- * --algorithm all,link. */
+ * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training. link goes in one large message
+ * per rank, and is measured when named, also beside others: --algorithm all,link. */
 #define _POSIX_C_SOURCE 200809L
 #include "base/clock.h"
 #include "base/machine.h"
@@ -31,6 +23,8 @@
 #include <time.h>
 
 enum { WORDS_MAX = 16, CONTENDERS_MAX = 16, NAME_BYTES = 32, BINDING_BYTES = 48, CORES_BYTES = 1024 };
+
+#define ALGORITHMS "naive, native, iallreduce, ring, tree, reduce_scatter, hierarchical or leader"
 
 typedef struct BenchOptions {
     bool help;
@@ -75,7 +69,7 @@ static Status add_contender(Bench *bench, const char *name, bool required) {
     const char *variant = bench->options->leader && strcmp(name, "hierarchical") == 0 ? "leader" : name;
     snprintf(contender.name, sizeof contender.name, "%s", variant);
     if (!is_link && !(contender.collective = collective_find(variant)))
-        return bad_input("--algorithm: no all-reduce is called '%s'", name);
+        return bad_input("--algorithm: no all-reduce is called '%s'; expected all, link, " ALGORITHMS, name);
     if (is_link && bench->ring.lanes == 0)
         return bad_input("--algorithm link: needs two ranks");
     if (!is_link && contender.collective->check) {
@@ -419,7 +413,17 @@ static Status bench_run(Bench *bench) {
 static const char usage[] =
     "allreduce [options] [loop.key=value ...]\n"
     "Measures all-reduces of the ranks that mpirun starts, or of --loop-ranks threads, whose links\n"
-    "the keys of [loop] shape (train --help explains them). Short options are those of nccl-tests.";
+    "the keys of [loop] shape (train --help explains them). Short options are those of nccl-tests.\n"
+    "\n"
+    "time       of the slowest rank, after a barrier; the median of the iterations\n"
+    "algbw      bytes / time\n"
+    "busbw      algbw * 2 (N-1)/N, of N ranks; of link its algbw\n"
+    "ratio      f32 bytes / bytes on the wire\n"
+    "#wrong     wrong elements, on all ranks, in all iterations (with --compress: further off than its format allows)\n"
+    "predicted  time by the cost model; of native and iallreduce no formula is known\n"
+    "CPU s/GB   CPU seconds of all ranks for each GB reduced, waiting included\n"
+    "link       no all-reduce: so many bytes leave and enter every node's NIC at once (on one node: every rank).\n"
+    "           Its time is the bound of an all-reduce over 2 nodes, 2 (m-1)/m of it over m nodes";
 
 static const Option table[] = {
     {.key = "help", .type = OPTION_BOOL, .offset = offsetof(BenchOptions, help), .initial = "no", .help = "this text"},
@@ -430,7 +434,10 @@ static const Option table[] = {
     INTEGER(warmup_iters, "5", 0, 1e6, "-w  iterations to warm up"),
     INTEGER(check, "1", 0, 1, "-c  compare every element after every iteration: 1; 0: not at all"),
     {.key = "algorithm", .type = OPTION_STRING, .offset = offsetof(BenchOptions, algorithm), .initial = "all",
-     .help = "all, link, or names of all-reduces, separated by commas"},
+     .help = "all, link, or names of all-reduces, separated by commas:\n"
+             "                     " ALGORITHMS "\n"
+             "                     (MPI_Allreduce and MPI_Iallreduce are native and iallreduce; leader is\n"
+             "                     hierarchical with --leader, in training with comm.leader=yes)"},
     {.key = "compress", .type = OPTION_CHOICE, .offset = offsetof(BenchOptions, compress), .initial = "none",
      .choices = comm_compressors, .help = "what travels instead of f32, in the all-reduces that can"},
     {.key = "compress_scope", .type = OPTION_CHOICE, .offset = offsetof(BenchOptions, compress_scope),

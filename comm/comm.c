@@ -26,7 +26,7 @@ const Option comm_options[] = {
     {"transport", OPTION_CHOICE, offsetof(CommConfig, transport), "auto", .choices = comm_transports,
      .help = "how ranks talk; auto: mpi under mpirun, else loop (ranks are threads); gradients on GPUs: nccl"},
     {"algorithm", OPTION_CHOICE, offsetof(CommConfig, algorithm), "auto", .choices = comm_algorithms,
-     .help = "all-reduce of gradients; native, iallreduce: MPI's own"},
+     .help = "all-reduce of gradients; native: the library's own (MPI's, on GPUs NCCL's); iallreduce: MPI_Iallreduce"},
     {"leader", OPTION_BOOL, offsetof(CommConfig, leader), "no",
      .help = "hierarchical: one rank per node talks to other nodes, instead of each for its share"},
     {"overlap", OPTION_BOOL, offsetof(CommConfig, overlap), "yes",
