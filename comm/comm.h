@@ -81,8 +81,9 @@ int comm_nodes(const Comm *comm);
 /* What counts as a node, by [comm] group: hosts; NUMA domains that ranks are bound to; GPUs below one PCIe switch. */
 typedef enum CommNodes { COMM_NODES_HOSTS, COMM_NODES_NUMA, COMM_NODES_PCIE } CommNodes;
 CommNodes comm_nodes_are(const Comm *comm);
-int comm_host_rank(const Comm *comm);          /* among the ranks of this host, whatever counts as a node */
-int comm_machine_ranks(const Comm *comm);      /* ranks of this node, and of all domains that it was split into */
+int comm_host(const Comm *comm);      /* from 0: the host of this rank, whatever counts as a node */
+int comm_host_rank(const Comm *comm); /* among the ranks of this host */
+int comm_host_ranks(const Comm *comm);
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 bool comm_same_node(const Comm *comm, int a, int b); /* of any two ranks */
 const char *comm_transport_name(const Comm *comm);

@@ -78,7 +78,7 @@ static Status count_on_card(const Trainer *t, int *count) {
 
 /* For this rank, where its model is computed. */
 static Status find_available(Trainer *t, size_t *bytes) {
-    int sharing = comm_machine_ranks(t->comm);
+    int sharing = comm_host_ranks(t->comm);
     *bytes = (size_t)machine_memory_available();
     if (t->device.gpu) {
         *bytes = gpu_memory_free_bytes(t->device.gpu);

@@ -2,6 +2,8 @@
 #define _DEFAULT_SOURCE
 #include "tests/run_memory.h"
 
+#include "base/machine.h"
+
 /* ---- an allocator that counts ---- */
 
 static void *count_alloc(void *bytes_so_far, size_t bytes) {
@@ -60,6 +62,17 @@ static void *refuse(void *context, size_t bytes) {
     return NULL;
 }
 
+static Status an_eighth(Trainer *t) {
+    TRY(trainer_check(t));
+    return t->memory.available < (size_t)machine_memory_available() / 4 ? OK : fault("more than its share");
+}
+
+/* Nodes that there are not bring no memory. */
+static void test_invented_nodes(void **state) {
+    (void)state;
+    assert_ok(run_watched("run.device=cpu loop.ranks=8 comm.ranks_per_node=1", an_eighth));
+}
+
 /* After the check memory is gone all the same. */
 static Status run_out(Trainer *t) {
     const Allocator empty = {refuse, count_free, NULL};
@@ -80,6 +93,6 @@ static void test_run_out(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {cmocka_unit_test(test_sum), cmocka_unit_test(test_too_large),
-                                          cmocka_unit_test(test_run_out)};
+                                          cmocka_unit_test(test_invented_nodes), cmocka_unit_test(test_run_out)};
 
 CHECK_MAIN(tests)

@@ -20,6 +20,8 @@ says machine ', 4 cores, 2 NUMA domains$' 'two domains'
 machine 'numa:1 core:3 pu:2' comm.group=numa loop.ranks=2
 says machine ', 6 cores, 1 NUMA domain$' 'one domain'
 says ranks '2 on 1 NUMA domain over loop' 'threads share their binding'
+machine 'numa:1 core:4 pu:1' loop.ranks=4 comm.ranks_per_node=1 run.threads=0
+says ranks '4 on 4 nodes over loop, 1 thread each' 'invented nodes have no cores of their own'
 
 # bound GROUP: four processes, two on each of two domains of a core
 bound() {
