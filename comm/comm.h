@@ -166,7 +166,7 @@ typedef struct SyncStats { /* of the last step, this rank; bytes as counted at t
 /* One bucket of the last step; times in ms since sync_begin. */
 typedef struct BucketStats {
     int64_t offset, elems; /* of the flat gradient; of the lookup's rows, which are the last bucket: 0 and their size */
-    double ready_ms;       /* its last gradient was marked */
+    double ready_ms;       /* its last gradient was marked; for the lookup's rows: sync_wait was called */
     double start_ms, done_ms; /* in flight between these */
     double exposed_ms;     /* of that, while sync_wait waited */
     double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */

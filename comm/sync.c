@@ -53,7 +53,7 @@ struct Sync {
     atomic_int *missing;  /* [plan.count], owned: gradients not yet marked */
     atomic_uchar *stale;  /* [plan.count], owned: parameters on their way */
     atomic_uchar rows_stale; /* the embedding's rows of this step are on their way */
-    double *ready_s;      /* [gradient_count], owned: stamped by whoever marks it */
+    double *ready_s;      /* [gradient_count + 1], owned: stamped by whoever marks it; the last: by sync_wait */
     atomic_int current;   /* the bucket that was begun last in this step, -1: none yet */
     /* under lock */
     bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
@@ -531,7 +531,6 @@ static Status reduce_lookup(Sync *sync) {
     int64_t elems = lookup->count * lookup->channels;
     *stats = (BucketStats){.elems = elems, .predicted_ms = predicted_ms(sync, sync->plan.lookup, elems)};
     TRY(wait_until(sync, &sync->waited, NULL));
-    stats->ready_ms = now_ms(sync);
     transport_follow(transport, rows_mark(sync));
     transport_call(transport, stamp_start, sync, sync->plan.count);
     set_label(sync, sync->plan.count);
@@ -746,8 +745,8 @@ static void measure(Sync *sync, double wait_start_ms) {
     SyncStats *stats = &sync->stats;
     for (int b = 0; b < sync_bucket_count(sync); b++) {
         BucketStats *bucket = &sync->bucket_stats[b];
-        if (b < sync->plan.count)
-            bucket->ready_ms = bucket_ready_ms(sync, &sync->plan.buckets[b]);
+        bucket->ready_ms = b < sync->plan.count ? bucket_ready_ms(sync, &sync->plan.buckets[b])
+                                                : sync_ready_ms(sync, sync->setup.table->gradient_count);
         double exposed_from_ms = bucket->start_ms > wait_start_ms ? bucket->start_ms : wait_start_ms;
         bucket->exposed_ms = bucket->done_ms > exposed_from_ms ? bucket->done_ms - exposed_from_ms : 0;
         stats->comm_ms += bucket->done_ms - bucket->start_ms; /* one at a time: the sum is the union */
@@ -774,6 +773,8 @@ Status sync_wait(Sync *sync) {
     if (alone(sync))
         return unmarked < 0 ? OK : missing_gradient(sync, unmarked);
     double wait_start_ms = now_ms(sync);
+    if (sync->lookup.count > 0)
+        transport_stamp_computing(sync->comm->world.transport, &sync->ready_s[sync->setup.table->gradient_count]);
     transport_mark(sync->comm->world.transport, rows_mark(sync));
     pthread_mutex_lock(&sync->lock);
     sync->released = sync->waited = true;
