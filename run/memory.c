@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { RUNTIME_BYTES = 256 << 20, BATCH_MAX = 65536, ROWS_MAX = 1 << 30 };
+enum { RUNTIME_BYTES = 256 << 20, BATCH_MAX = 65536, ROWS_MAX = 1 << 30, ADVICE_BYTES = 192 };
 
 static double gb(size_t bytes) { return 1e-9 * (double)bytes; }
 
@@ -48,7 +48,12 @@ static int64_t largest_batch(const Trainer *t, size_t bytes) {
 /* "train.batch = 12 fits", and what else there is to do. */
 static const char *advice(const Trainer *t, int64_t fits, char *text, size_t size) {
     bool most = t->settings->train.recompute == RECOMPUTE_LAYERS;
-    if (fits > 0)
+    size_t model = t->memory.params + t->memory.grads + t->memory.moments;
+    if (model > t->memory.available)
+        snprintf(text, size, "a rank's parameters, gradients and moments alone take %.2f GB; %sa smaller model, or "
+                 "more %s with optim.zero=1", gb(model), comm_host_ranks(t->comm) > 1 ? "fewer ranks here, " : "",
+                 t->device.gpu ? "GPUs" : "hosts");
+    else if (fits > 0)
         snprintf(text, size, "train.batch=%lld fits%s", (long long)fits,
                  most ? "" : "; train.recompute=layers makes room for more");
     else
@@ -133,7 +138,7 @@ static Status agree_on_batch(const Trainer *t, int64_t *fits) {
 
 Status memory_check(Trainer *t) {
     size_t host_bytes = 0;
-    char text[128];
+    char text[ADVICE_BYTES];
     RunMemory *m = &t->memory;
     TRY(comm_agree(t->comm, measure(t, &host_bytes)));
     size_t fixed = memory_total(m) - batch_bytes(t, t->settings->train.batch) + RUNTIME_BYTES;
@@ -152,7 +157,7 @@ Status memory_check(Trainer *t) {
 
 Status memory_explain(const Trainer *t, Status status, size_t later) {
     size_t asked, available;
-    char text[128];
+    char text[ADVICE_BYTES];
     const Allocator *refuser = memory_refused(&asked);
     if (status != FAULT || !refuser)
         return status;

@@ -49,9 +49,11 @@ static Status refuse_to_build(Trainer *t) {
 
 static void test_too_large(void **state) {
     (void)state;
-    const char *large = "run.device=cpu model.layers=400 model.channels=9600 train.recompute=no";
-    assert_refused(run_watched(large, refuse_to_build),
-                   "GB are free; train.batch=1 does not fit either; lower train.seq_len or set train.recompute=layers");
+    const char *large = "run.device=cpu model.layers=400 model.channels=9600 loop.ranks=2";
+    assert_refused(run_watched(large, refuse_to_build), "GB are free; a rank's parameters, gradients and moments alone "
+                   "take 7078.75 GB; fewer ranks here, a smaller model, or more hosts with optim.zero=1");
+    assert_refused(run_watched("run.device=cpu model.layers=400 model.channels=9600", refuse_to_build),
+                   "alone take 7078.75 GB; a smaller model, or more hosts");
     large = "run.device=cpu model.layers=60 model.channels=480 train.batch=65536 train.recompute=layers";
     assert_refused(run_watched(large, refuse_to_build), " GB are free; train.batch=");
     assert_null(strstr(error_line(), "recompute"));
