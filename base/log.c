@@ -265,7 +265,16 @@ static void print_share(const char *name, double sum_ms, const Log *log) {
     printf("  %-12s %10.1f ms  %5.1f %%\n", name, sum_ms / (double)log->count, 100 * sum_ms / log->sum.step_ms);
 }
 
-double log_summary(Log *log) {
+static void print_loss(const Log *log) {
+    printf("  %-12s %.4f nats per token", "loss", log->last.loss);
+    if (log->validated)
+        printf(", validation %.4f", log->val_loss);
+    if (log->validated && !isnan(log->val_bits_per_byte))
+        printf(" = %.3f bits per byte", log->val_bits_per_byte);
+    putchar('\n');
+}
+
+double log_summary(Log *log, bool computed) {
     clear_progress(log);
     if (log->count == 0)
         return 0;
@@ -281,12 +290,10 @@ double log_summary(Log *log) {
     print_share("update", sum->update_ms, log);
     print_share("other", total_ms - sum->forward_ms - sum->backward_ms - sum->update_ms - sum->comm_exposed_ms, log);
     print_share("total", total_ms, log);
-    printf("\n  %-12s %.4f nats per token", "loss", log->last.loss);
-    if (log->validated)
-        printf(", validation %.4f", log->val_loss);
-    if (log->validated && !isnan(log->val_bits_per_byte))
-        printf(" = %.3f bits per byte", log->val_bits_per_byte);
-    printf("\n  %-12s %.0f tokens per second\n", "speed", tokens_per_s);
+    putchar('\n');
+    if (computed)
+        print_loss(log);
+    printf("  %-12s %.0f tokens per second\n", "speed", tokens_per_s);
     if (sum->bytes_intra + sum->bytes_inter > 0)
         printf("  %-12s %.2f MB inside nodes, %.2f MB between nodes, per step, all ranks\n", "sent",
                1e-6 * sum->bytes_intra / count, 1e-6 * sum->bytes_inter / count);

@@ -245,11 +245,13 @@ static Status finish(Trainer *t) {
         TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
     if (device_write_profile(&t->device) != OK)
         log_warning(t->log, "no profile: %s", error_line());
-    double flops_per_s = log_summary(t->log) * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
+    double tokens_per_s = log_summary(t->log, t->device.computes);
+    double flops_per_s = tokens_per_s * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
     if (s->run.peak_tflops > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
     sync_table_print(t->sync);
-    log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
+    if (t->device.computes)
+        log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
     double watts = gpu_power_watts(t->device.power);
     if (isfinite(watts))
         log_fact(t->log, "power", "%.0f W on average since the start, rank 0's GPU", watts);
