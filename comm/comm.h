@@ -180,16 +180,17 @@ Status sync_check(const Comm *comm, const CommConfig *config, bool sharded);
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 
 /* What sync_create will do, before there are arrays: grads and params of setup may be NULL. Not collective. */
-typedef struct SyncMemory {
+typedef struct SyncOutline {
     size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where a split
                    * embedding's rows, and residuals of error feedback as they are first written, come on top */
     Shard shard;  /* as sync_shard() of this rank; its slices are the caller's to free. Without any: not sharded */
-} SyncMemory;
-Status sync_memory(SyncMemory *memory, Comm *comm, const CommConfig *config, const SyncSetup *setup);
+    char plan[288];    /* as sync_plan() */
+    char warning[224]; /* one line on what the plan is likely to cost; empty: nothing to say */
+} SyncOutline;
+Status sync_outline(SyncOutline *outline, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL, and one in the middle of a step */
 
 const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, wire, buckets, overlap */
-const char *sync_warning(const Sync *sync); /* one line on what the plan is likely to cost; empty: nothing to say */
 
 /* Another plan between two steps: bucket size, algorithm. Residuals stay with their places. Not with shards. */
 Status sync_replan(Sync *sync, const CommConfig *config);

@@ -263,21 +263,23 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
     return OK;
 }
 
-static SyncMemory memory_of(Sync *sync) {
-    SyncMemory memory = {.bytes = scratch_bytes(sync)};
+static SyncOutline outline_of(Sync *sync) {
+    SyncOutline outline = {.bytes = scratch_bytes(sync)};
     if (sync->codec && comm_on_gpu(sync->comm))
-        memory.bytes += codec_gpu_bytes(sync->codec);
+        outline.bytes += codec_gpu_bytes(sync->codec);
     if (sync->shards) { /* the caller's from now on */
-        memory.shard = sync->shards[comm_rank(sync->comm)];
+        outline.shard = sync->shards[comm_rank(sync->comm)];
         sync->shards[comm_rank(sync->comm)] = (Shard){0};
     }
-    return memory;
+    snprintf(outline.plan, sizeof outline.plan, "%s", sync->plan.text);
+    snprintf(outline.warning, sizeof outline.warning, "%s", sync->plan.warning);
+    return outline;
 }
 
-Status sync_memory(SyncMemory *memory, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
+Status sync_outline(SyncOutline *outline, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
     Sync *sync;
     Status status = begin_create(&sync, comm, config, setup);
-    *memory = status == OK ? memory_of(sync) : (SyncMemory){0};
+    *outline = status == OK ? outline_of(sync) : (SyncOutline){0};
     sync_destroy(sync);
     return status;
 }
@@ -314,7 +316,6 @@ void sync_destroy(Sync *sync) {
 }
 
 const char *sync_plan(const Sync *sync) { return sync->plan.text; }
-const char *sync_warning(const Sync *sync) { return sync->plan.warning; }
 void sync_resume(Sync *sync, int64_t step) { sync->step = step; }
 
 /* ---- residuals ---- */

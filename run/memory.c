@@ -95,7 +95,7 @@ static Status find_available(Trainer *t, size_t *bytes) {
 
 /* ---- what is needed ---- */
 
-static void add_up(Trainer *t, const SyncMemory *sync, size_t *host_bytes) {
+static void add_up(Trainer *t, const SyncOutline *sync, size_t *host_bytes) {
     const Settings *s = t->settings;
     size_t params = (size_t)t->table.elems * sizeof(float);
     size_t tokens = 2 * (size_t)(s->train.batch * s->train.seq_len * t->micro_steps) * sizeof(int);
@@ -108,16 +108,6 @@ static void add_up(Trainer *t, const SyncMemory *sync, size_t *host_bytes) {
     t->memory.work = device + norm + rows + (sync_here ? sync->bytes : 0);
     *host_bytes = tokens + (sync_here ? 0 : sync->bytes);
     *host_bytes += on_gpu ? (trainer_grads_on_host(t) ? 2 : 1) * params + rows : memory_total(&t->memory);
-}
-
-static Status measure(Trainer *t, size_t *host_bytes) {
-    SyncSetup setup = trainer_sync_setup(t);
-    SyncMemory sync;
-    TRY(find_available(t, &t->memory.available));
-    TRY(sync_memory(&sync, t->comm, &t->settings->comm, &setup));
-    add_up(t, &sync, host_bytes);
-    free((Slice *)sync.shard.slices);
-    return OK;
 }
 
 static void tell(const Trainer *t, int64_t fits) {
@@ -136,11 +126,12 @@ static Status agree_on_batch(const Trainer *t, int64_t *fits) {
     return OK;
 }
 
-Status memory_check(Trainer *t) {
+Status memory_check(Trainer *t, const SyncOutline *sync) {
     size_t host_bytes = 0;
     char text[ADVICE_BYTES];
     RunMemory *m = &t->memory;
-    TRY(comm_agree(t->comm, measure(t, &host_bytes)));
+    TRY(comm_agree(t->comm, find_available(t, &m->available)));
+    add_up(t, sync, &host_bytes);
     size_t fixed = memory_total(m) - batch_bytes(t, t->settings->train.batch) + RUNTIME_BYTES;
     int64_t fits = m->available > fixed ? largest_batch(t, m->available - fixed) : 0;
     TRY(agree_on_batch(t, &fits));

@@ -61,6 +61,24 @@ static Status check_input(Trainer *t) {
     return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
 }
 
+/* How gradients will be synchronised: told, and counted as memory. */
+static Status outline_sync(Trainer *t) {
+    SyncSetup setup = trainer_sync_setup(t);
+    SyncOutline sync;
+    Status status = comm_agree(t->comm, sync_outline(&sync, t->comm, &t->settings->comm, &setup));
+    if (status == OK && t->rank == 0) {
+        if (comm_gpu_note(t->comm)[0])
+            log_fact(t->log, "gradients", "copied to the host and back: %s", comm_gpu_note(t->comm));
+        log_fact(t->log, "sync", "%s", sync.plan);
+        if (sync.warning[0])
+            log_warning(t->log, "%s", sync.warning);
+    }
+    if (status == OK)
+        status = comm_agree(t->comm, memory_check(t, &sync));
+    free((Slice *)sync.shard.slices);
+    return status;
+}
+
 static Status print_header(Trainer *t) {
     const Settings *s = t->settings;
     if (t->rank == 0) {
@@ -79,7 +97,7 @@ static Status print_header(Trainer *t) {
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
-    return comm_agree(t->comm, memory_check(t));
+    return outline_sync(t);
 }
 
 Status trainer_check(Trainer *t) {
@@ -191,11 +209,6 @@ static Status open_log(Trainer *t) {
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
     if (t->device.attention[0])
         log_fact(t->log, "attention", "%s", t->device.attention);
-    if (comm_gpu_note(t->comm)[0])
-        log_fact(t->log, "gradients", "copied to the host and back: %s", comm_gpu_note(t->comm));
-    log_fact(t->log, "sync", "%s", sync_plan(t->sync));
-    if (sync_warning(t->sync)[0])
-        log_warning(t->log, "%s", sync_warning(t->sync));
     if (t->ranks > 1)
         log_fact(t->log, "links", "%s; a comm thread per rank, on the rank's cores", sync_links(t->sync));
     if (t->step > 0)
