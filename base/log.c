@@ -282,7 +282,7 @@ double log_summary(Log *log, bool computed) {
     const StepLog *sum = &log->sum;
     double count = (double)log->count, total_ms = sum->step_ms;
     double tokens_per_s = log->tokens / (1e-3 * total_ms);
-    printf("\n  %.0f steps in %s, a step on average:\n", count,
+    printf("\n  %.0f step%s in %s, a step on average:\n", count, count > 1 ? "s" : "",
            duration_text(clock_s() - log->start_s, took, sizeof took));
     print_share("forward", sum->forward_ms, log);
     print_share("backward", sum->backward_ms, log);
@@ -298,6 +298,7 @@ double log_summary(Log *log, bool computed) {
         printf("  %-12s %.2f MB inside nodes, %.2f MB between nodes, per step, all ranks\n", "sent",
                1e-6 * sum->bytes_intra / count, 1e-6 * sum->bytes_inter / count);
     if (log->last.skipped)
-        printf("  %-12s %lld steps with a non-finite loss or gradient\n", "skipped", (long long)log->last.skipped);
+        printf("  %-12s %lld step%s with a non-finite loss or gradient\n", "skipped", (long long)log->last.skipped,
+               log->last.skipped > 1 ? "s" : "");
     return tokens_per_s;
 }

@@ -88,12 +88,12 @@ static Status print_header(Trainer *t) {
                  t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
         log_fact(t->log, "data", "%.2f M tokens in %d shard%s", 1e-6 * (double)loader_tokens(t->train_data),
                  loader_shards(t->train_data), loader_shards(t->train_data) > 1 ? "s" : "");
-        log_fact(t->log, "batch", "%lld tokens: %d rank%s x %lld micro-step%s x %lld sequences x %lld tokens",
+        log_fact(t->log, "batch", "%lld tokens: %d rank%s x %lld micro-step%s x %lld sequence%s x %lld token%s",
                  (long long)(t->global_sequences * s->train.seq_len), t->ranks, t->ranks > 1 ? "s" : "",
                  (long long)t->micro_steps, t->micro_steps > 1 ? "s" : "", (long long)s->train.batch,
-                 (long long)s->train.seq_len);
-        log_fact(t->log, "machine", "%s, %d cores, %d NUMA domain%s", machine_cpu(), machine_all_cores(),
-                 machine_numa_domains(), machine_numa_domains() > 1 ? "s" : "");
+                 s->train.batch > 1 ? "s" : "", (long long)s->train.seq_len, s->train.seq_len > 1 ? "s" : "");
+        log_fact(t->log, "machine", "%s, %d core%s, %d NUMA domain%s", machine_cpu(), machine_all_cores(),
+                 machine_all_cores() > 1 ? "s" : "", machine_numa_domains(), machine_numa_domains() > 1 ? "s" : "");
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));

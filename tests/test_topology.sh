@@ -24,6 +24,10 @@ says machine ', 6 cores, 1 NUMA domain$' 'one domain'
 says ranks '2 on 1 NUMA domain over loop' 'threads share their binding'
 machine 'numa:1 core:4 pu:1' loop.ranks=4 comm.ranks_per_node=1 run.threads=0
 says ranks '4 on 4 nodes over loop, 1 thread each' 'invented nodes have no cores of their own'
+machine 'numa:1 core:1 pu:1' train.steps=1
+says machine ', 1 core, 1 NUMA domain$' 'one core'
+says batch ' 1 rank x 1 micro-step x 1 sequence x 16 tokens$' 'one sequence'
+says 1 'step in ' 'one step'
 
 # bound GROUP: four processes, two on each of two domains of a core
 bound() {
