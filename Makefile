@@ -38,17 +38,20 @@ CUDNN_HOMES := $(CUDNN_HOME) $(CUDA_HOME) /usr/local /usr
 NCCL_HOMES  := $(NCCL_HOME) $(CUDA_HOME) /usr/local /usr
 CUDA_HEADERS := $(and $(call header,cuda_runtime.h,$(CUDA_HOME)),$(call header,cublasLt.h,$(CUDA_HOME)))
 CUDA_LACKS := $(strip $(if $(NVCC),,nvcc) $(foreach name,cudart cublasLt,$(if $(call library,$(name),$(CUDA_HOME)),,lib$(name))))
+CUDA_OLD = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p' | \
+                   awk '$$1 < 13 { print "nvcc " $$1 ", 13 is needed" }')
+CUDA_BARRED := $(if $(filter auto 1,$(CUDA)),$(if $(CUDA_LACKS),no $(CUDA_LACKS) in CUDA_HOME=$(CUDA_HOME),$(CUDA_OLD)))
 
 # CUDA_MODE is what CUDA comes to: 0, 1 or emulate.
 ifeq ($(CUDA),auto)
-CUDA_MODE := $(if $(CUDA_LACKS),0,1)
-CUDA_SAYS := $(if $(CUDA_LACKS),left out: no $(CUDA_LACKS) in CUDA_HOME=$(CUDA_HOME))
+CUDA_MODE := $(if $(CUDA_BARRED),0,1)
+CUDA_SAYS := $(if $(CUDA_BARRED),left out: $(CUDA_BARRED))
 else
 CUDA_MODE := $(CUDA)
 CUDA_SAYS := $(if $(filter 0,$(CUDA)),left out by CUDA=0)
 endif
 ifeq ($(CUDA_MODE),1)
-$(if $(CUDA_LACKS),$(error CUDA=1, but there is no $(CUDA_LACKS) in CUDA_HOME=$(CUDA_HOME)))
+$(if $(CUDA_BARRED),$(error CUDA=1: $(CUDA_BARRED)))
 CUDNN := $(and $(call header,cudnn.h,$(CUDNN_HOMES)),$(call library,cudnn,$(CUDNN_HOMES)))
 NCCL  := $(and $(call header,nccl.h,$(NCCL_HOMES)),$(call library,nccl,$(NCCL_HOMES)))
 CUDA_LIBRARIES := $(call library,cudart,$(CUDA_HOME)) $(call library,cublasLt,$(CUDA_HOME)) $(CUDNN) $(NCCL)

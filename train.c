@@ -135,7 +135,7 @@ static void show_sample(Trainer *t) {
         log_warning(t->log, "no sample: %s", error_line());
         return;
     }
-    snprintf(title, sizeof title, "text after %lld steps", (long long)t->step);
+    snprintf(title, sizeof title, "text after %lld step%s", (long long)t->step, t->step == 1 ? "" : "s");
     log_text(t->log, title, s->sample_prompt, text);
 }
 

@@ -265,7 +265,16 @@ static void print_share(const char *name, double sum_ms, const Log *log) {
     printf("  %-12s %10.1f ms  %5.1f %%\n", name, sum_ms / (double)log->count, 100 * sum_ms / log->sum.step_ms);
 }
 
-double log_summary(Log *log) {
+static void print_loss(const Log *log) {
+    printf("  %-12s %.4f nats per token", "loss", log->last.loss);
+    if (log->validated)
+        printf(", validation %.4f", log->val_loss);
+    if (log->validated && !isnan(log->val_bits_per_byte))
+        printf(" = %.3f bits per byte", log->val_bits_per_byte);
+    putchar('\n');
+}
+
+double log_summary(Log *log, bool computed) {
     clear_progress(log);
     if (log->count == 0)
         return 0;
@@ -273,7 +282,7 @@ double log_summary(Log *log) {
     const StepLog *sum = &log->sum;
     double count = (double)log->count, total_ms = sum->step_ms;
     double tokens_per_s = log->tokens / (1e-3 * total_ms);
-    printf("\n  %.0f steps in %s, a step on average:\n", count,
+    printf("\n  %.0f step%s in %s, a step on average:\n", count, count > 1 ? "s" : "",
            duration_text(clock_s() - log->start_s, took, sizeof took));
     print_share("forward", sum->forward_ms, log);
     print_share("backward", sum->backward_ms, log);
@@ -281,16 +290,15 @@ double log_summary(Log *log) {
     print_share("update", sum->update_ms, log);
     print_share("other", total_ms - sum->forward_ms - sum->backward_ms - sum->update_ms - sum->comm_exposed_ms, log);
     print_share("total", total_ms, log);
-    printf("\n  %-12s %.4f nats per token", "loss", log->last.loss);
-    if (log->validated)
-        printf(", validation %.4f", log->val_loss);
-    if (log->validated && !isnan(log->val_bits_per_byte))
-        printf(" = %.3f bits per byte", log->val_bits_per_byte);
-    printf("\n  %-12s %.0f tokens per second\n", "speed", tokens_per_s);
+    putchar('\n');
+    if (computed)
+        print_loss(log);
+    printf("  %-12s %.0f tokens per second\n", "speed", tokens_per_s);
     if (sum->bytes_intra + sum->bytes_inter > 0)
         printf("  %-12s %.2f MB inside nodes, %.2f MB between nodes, per step, all ranks\n", "sent",
                1e-6 * sum->bytes_intra / count, 1e-6 * sum->bytes_inter / count);
     if (log->last.skipped)
-        printf("  %-12s %lld steps with a non-finite loss or gradient\n", "skipped", (long long)log->last.skipped);
+        printf("  %-12s %lld step%s with a non-finite loss or gradient\n", "skipped", (long long)log->last.skipped,
+               log->last.skipped > 1 ? "s" : "");
     return tokens_per_s;
 }

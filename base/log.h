@@ -48,7 +48,8 @@ void log_step(Log *log, const StepLog *step); /* once per step */
 void log_progress(Log *log, double steps_done); /* inside a step: 12.25 is a quarter of step 13 */
 void log_text(Log *log, const char *title, const char *prompt, const char *text); /* a sample: title, prompt + text */
 
-/* The closing table, from all steps; log_fact may add lines behind it. Returns the mean tokens per second. */
-double log_summary(Log *log);
+/* The closing table, from all steps, without the loss where nothing was computed; log_fact may add lines behind it.
+ * Returns the mean tokens per second. */
+double log_summary(Log *log, bool computed);
 
 #endif

@@ -115,7 +115,6 @@ Status comm_set_nodes(Comm *comm, const CommConfig *config) {
     TRY(nodes_check(config->ranks_per_node, comm_ranks(comm)));
     nodes_place(comm->transport, config->ranks_per_node);
     comm_count_nodes(comm);
-    comm->machine_ranks = comm->local_ranks;
     TRY(find_domains(comm));
     comm_count_nodes(comm);
     return OK;
@@ -162,8 +161,9 @@ Status comm_create(Comm **result, Transport *transport) {
     for (int rank = 0; rank < ranks; rank++)
         members[rank] = rank;
     comm_count_nodes(comm);
-    comm->machine_ranks = comm->host_ranks = comm->local_ranks;
+    comm->host = comm->node;
     comm->host_rank = comm->local_rank;
+    comm->host_ranks = comm->local_ranks;
     comm->memory = host_memory;
     if (ranks == 1)
         return OK;
@@ -188,8 +188,9 @@ int comm_nodes(const Comm *comm) { return comm->nodes; }
 int comm_node(const Comm *comm) { return comm->node; }
 bool comm_same_node(const Comm *comm, int a, int b) { return comm->transport->node[a] == comm->transport->node[b]; }
 CommNodes comm_nodes_are(const Comm *comm) { return comm->nodes_are; }
+int comm_host(const Comm *comm) { return comm->host; }
 int comm_host_rank(const Comm *comm) { return comm->host_rank; }
-int comm_machine_ranks(const Comm *comm) { return comm->machine_ranks; }
+int comm_host_ranks(const Comm *comm) { return comm->host_ranks; }
 const char *comm_transport_name(const Comm *comm) { return comm->world.transport->ops->name; }
 
 /* ---- small things ---- */

@@ -81,8 +81,9 @@ int comm_nodes(const Comm *comm);
 /* What counts as a node, by [comm] group: hosts; NUMA domains that ranks are bound to; GPUs below one PCIe switch. */
 typedef enum CommNodes { COMM_NODES_HOSTS, COMM_NODES_NUMA, COMM_NODES_PCIE } CommNodes;
 CommNodes comm_nodes_are(const Comm *comm);
-int comm_host_rank(const Comm *comm);          /* among the ranks of this host, whatever counts as a node */
-int comm_machine_ranks(const Comm *comm);      /* ranks of this node, and of all domains that it was split into */
+int comm_host(const Comm *comm);      /* from 0: the host of this rank, whatever counts as a node */
+int comm_host_rank(const Comm *comm); /* among the ranks of this host */
+int comm_host_ranks(const Comm *comm);
 int comm_node(const Comm *comm); /* 0..nodes-1: the node of this rank */
 bool comm_same_node(const Comm *comm, int a, int b); /* of any two ranks */
 const char *comm_transport_name(const Comm *comm);
@@ -165,7 +166,7 @@ typedef struct SyncStats { /* of the last step, this rank; bytes as counted at t
 /* One bucket of the last step; times in ms since sync_begin. */
 typedef struct BucketStats {
     int64_t offset, elems; /* of the flat gradient; of the lookup's rows, which are the last bucket: 0 and their size */
-    double ready_ms;       /* its last gradient was marked */
+    double ready_ms;       /* its last gradient was marked; for the lookup's rows: sync_wait was called */
     double start_ms, done_ms; /* in flight between these */
     double exposed_ms;     /* of that, while sync_wait waited */
     double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */
@@ -179,16 +180,17 @@ Status sync_check(const Comm *comm, const CommConfig *config, bool sharded);
 Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 
 /* What sync_create will do, before there are arrays: grads and params of setup may be NULL. Not collective. */
-typedef struct SyncMemory {
+typedef struct SyncOutline {
     size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where a split
                    * embedding's rows, and residuals of error feedback as they are first written, come on top */
     Shard shard;  /* as sync_shard() of this rank; its slices are the caller's to free. Without any: not sharded */
-} SyncMemory;
-Status sync_memory(SyncMemory *memory, Comm *comm, const CommConfig *config, const SyncSetup *setup);
+    char plan[288];    /* as sync_plan() */
+    char warning[224]; /* one line on what the plan is likely to cost; empty: nothing to say */
+} SyncOutline;
+Status sync_outline(SyncOutline *outline, Comm *comm, const CommConfig *config, const SyncSetup *setup);
 void sync_destroy(Sync *sync); /* not collective; accepts NULL, and one in the middle of a step */
 
 const char *sync_plan(const Sync *sync); /* one line for the run header: algorithm, wire, buckets, overlap */
-const char *sync_warning(const Sync *sync); /* one line on what the plan is likely to cost; empty: nothing to say */
 
 /* Another plan between two steps: bucket size, algorithm. Residuals stay with their places. Not with shards. */
 Status sync_replan(Sync *sync, const CommConfig *config);

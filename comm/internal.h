@@ -13,8 +13,8 @@ struct Comm {
     Group world;          /* over the transport that moves gradients: `transport`, or `device` */
     Transport *device;    /* owned; NULL where gradients are in the host's memory */
     const Allocator *scratch_memory; /* of the kind in which gradients are */
-    int local_rank, local_ranks, node, nodes, machine_ranks;
-    int host_rank, host_ranks; /* of this host, whatever counts as a node */
+    int local_rank, local_ranks, node, nodes;
+    int host, host_rank, host_ranks; /* whatever counts as a node */
     CommNodes nodes_are;
     Engine *engine; /* owned; NULL with a single rank */
     Allocator memory; /* what comm_memory returns */

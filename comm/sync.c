@@ -53,7 +53,7 @@ struct Sync {
     atomic_int *missing;  /* [plan.count], owned: gradients not yet marked */
     atomic_uchar *stale;  /* [plan.count], owned: parameters on their way */
     atomic_uchar rows_stale; /* the embedding's rows of this step are on their way */
-    double *ready_s;      /* [gradient_count], owned: stamped by whoever marks it */
+    double *ready_s;      /* [gradient_count + 1], owned: stamped by whoever marks it; the last: by sync_wait */
     atomic_int current;   /* the bucket that was begun last in this step, -1: none yet */
     /* under lock */
     bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
@@ -263,21 +263,23 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
     return OK;
 }
 
-static SyncMemory memory_of(Sync *sync) {
-    SyncMemory memory = {.bytes = scratch_bytes(sync)};
+static SyncOutline outline_of(Sync *sync) {
+    SyncOutline outline = {.bytes = scratch_bytes(sync)};
     if (sync->codec && comm_on_gpu(sync->comm))
-        memory.bytes += codec_gpu_bytes(sync->codec);
+        outline.bytes += codec_gpu_bytes(sync->codec);
     if (sync->shards) { /* the caller's from now on */
-        memory.shard = sync->shards[comm_rank(sync->comm)];
+        outline.shard = sync->shards[comm_rank(sync->comm)];
         sync->shards[comm_rank(sync->comm)] = (Shard){0};
     }
-    return memory;
+    snprintf(outline.plan, sizeof outline.plan, "%s", sync->plan.text);
+    snprintf(outline.warning, sizeof outline.warning, "%s", sync->plan.warning);
+    return outline;
 }
 
-Status sync_memory(SyncMemory *memory, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
+Status sync_outline(SyncOutline *outline, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
     Sync *sync;
     Status status = begin_create(&sync, comm, config, setup);
-    *memory = status == OK ? memory_of(sync) : (SyncMemory){0};
+    *outline = status == OK ? outline_of(sync) : (SyncOutline){0};
     sync_destroy(sync);
     return status;
 }
@@ -314,7 +316,6 @@ void sync_destroy(Sync *sync) {
 }
 
 const char *sync_plan(const Sync *sync) { return sync->plan.text; }
-const char *sync_warning(const Sync *sync) { return sync->plan.warning; }
 void sync_resume(Sync *sync, int64_t step) { sync->step = step; }
 
 /* ---- residuals ---- */
@@ -531,7 +532,6 @@ static Status reduce_lookup(Sync *sync) {
     int64_t elems = lookup->count * lookup->channels;
     *stats = (BucketStats){.elems = elems, .predicted_ms = predicted_ms(sync, sync->plan.lookup, elems)};
     TRY(wait_until(sync, &sync->waited, NULL));
-    stats->ready_ms = now_ms(sync);
     transport_follow(transport, rows_mark(sync));
     transport_call(transport, stamp_start, sync, sync->plan.count);
     set_label(sync, sync->plan.count);
@@ -746,8 +746,8 @@ static void measure(Sync *sync, double wait_start_ms) {
     SyncStats *stats = &sync->stats;
     for (int b = 0; b < sync_bucket_count(sync); b++) {
         BucketStats *bucket = &sync->bucket_stats[b];
-        if (b < sync->plan.count)
-            bucket->ready_ms = bucket_ready_ms(sync, &sync->plan.buckets[b]);
+        bucket->ready_ms = b < sync->plan.count ? bucket_ready_ms(sync, &sync->plan.buckets[b])
+                                                : sync_ready_ms(sync, sync->setup.table->gradient_count);
         double exposed_from_ms = bucket->start_ms > wait_start_ms ? bucket->start_ms : wait_start_ms;
         bucket->exposed_ms = bucket->done_ms > exposed_from_ms ? bucket->done_ms - exposed_from_ms : 0;
         stats->comm_ms += bucket->done_ms - bucket->start_ms; /* one at a time: the sum is the union */
@@ -774,6 +774,8 @@ Status sync_wait(Sync *sync) {
     if (alone(sync))
         return unmarked < 0 ? OK : missing_gradient(sync, unmarked);
     double wait_start_ms = now_ms(sync);
+    if (sync->lookup.count > 0)
+        transport_stamp_computing(sync->comm->world.transport, &sync->ready_s[sync->setup.table->gradient_count]);
     transport_mark(sync->comm->world.transport, rows_mark(sync));
     pthread_mutex_lock(&sync->lock);
     sync->released = sync->waited = true;

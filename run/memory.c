@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { RUNTIME_BYTES = 256 << 20, BATCH_MAX = 65536, ROWS_MAX = 1 << 30 };
+enum { RUNTIME_BYTES = 256 << 20, BATCH_MAX = 65536, ROWS_MAX = 1 << 30, ADVICE_BYTES = 192 };
 
 static double gb(size_t bytes) { return 1e-9 * (double)bytes; }
 
@@ -48,7 +48,12 @@ static int64_t largest_batch(const Trainer *t, size_t bytes) {
 /* "train.batch = 12 fits", and what else there is to do. */
 static const char *advice(const Trainer *t, int64_t fits, char *text, size_t size) {
     bool most = t->settings->train.recompute == RECOMPUTE_LAYERS;
-    if (fits > 0)
+    size_t model = t->memory.params + t->memory.grads + t->memory.moments;
+    if (model > t->memory.available)
+        snprintf(text, size, "a rank's parameters, gradients and moments alone take %.2f GB; %sa smaller model, or "
+                 "more %s with optim.zero=1", gb(model), comm_host_ranks(t->comm) > 1 ? "fewer ranks here, " : "",
+                 t->device.gpu ? "GPUs" : "hosts");
+    else if (fits > 0)
         snprintf(text, size, "train.batch=%lld fits%s", (long long)fits,
                  most ? "" : "; train.recompute=layers makes room for more");
     else
@@ -78,7 +83,7 @@ static Status count_on_card(const Trainer *t, int *count) {
 
 /* For this rank, where its model is computed. */
 static Status find_available(Trainer *t, size_t *bytes) {
-    int sharing = comm_machine_ranks(t->comm);
+    int sharing = comm_host_ranks(t->comm);
     *bytes = (size_t)machine_memory_available();
     if (t->device.gpu) {
         *bytes = gpu_memory_free_bytes(t->device.gpu);
@@ -90,7 +95,7 @@ static Status find_available(Trainer *t, size_t *bytes) {
 
 /* ---- what is needed ---- */
 
-static void add_up(Trainer *t, const SyncMemory *sync, size_t *host_bytes) {
+static void add_up(Trainer *t, const SyncOutline *sync, size_t *host_bytes) {
     const Settings *s = t->settings;
     size_t params = (size_t)t->table.elems * sizeof(float);
     size_t tokens = 2 * (size_t)(s->train.batch * s->train.seq_len * t->micro_steps) * sizeof(int);
@@ -103,16 +108,6 @@ static void add_up(Trainer *t, const SyncMemory *sync, size_t *host_bytes) {
     t->memory.work = device + norm + rows + (sync_here ? sync->bytes : 0);
     *host_bytes = tokens + (sync_here ? 0 : sync->bytes);
     *host_bytes += on_gpu ? (trainer_grads_on_host(t) ? 2 : 1) * params + rows : memory_total(&t->memory);
-}
-
-static Status measure(Trainer *t, size_t *host_bytes) {
-    SyncSetup setup = trainer_sync_setup(t);
-    SyncMemory sync;
-    TRY(find_available(t, &t->memory.available));
-    TRY(sync_memory(&sync, t->comm, &t->settings->comm, &setup));
-    add_up(t, &sync, host_bytes);
-    free((Slice *)sync.shard.slices);
-    return OK;
 }
 
 static void tell(const Trainer *t, int64_t fits) {
@@ -131,11 +126,12 @@ static Status agree_on_batch(const Trainer *t, int64_t *fits) {
     return OK;
 }
 
-Status memory_check(Trainer *t) {
+Status memory_check(Trainer *t, const SyncOutline *sync) {
     size_t host_bytes = 0;
-    char text[128];
+    char text[ADVICE_BYTES];
     RunMemory *m = &t->memory;
-    TRY(comm_agree(t->comm, measure(t, &host_bytes)));
+    TRY(comm_agree(t->comm, find_available(t, &m->available)));
+    add_up(t, sync, &host_bytes);
     size_t fixed = memory_total(m) - batch_bytes(t, t->settings->train.batch) + RUNTIME_BYTES;
     int64_t fits = m->available > fixed ? largest_batch(t, m->available - fixed) : 0;
     TRY(agree_on_batch(t, &fits));
@@ -152,7 +148,7 @@ Status memory_check(Trainer *t) {
 
 Status memory_explain(const Trainer *t, Status status, size_t later) {
     size_t asked, available;
-    char text[128];
+    char text[ADVICE_BYTES];
     const Allocator *refuser = memory_refused(&asked);
     if (status != FAULT || !refuser)
         return status;

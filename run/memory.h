@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct SyncOutline;
 struct Trainer;
 
 /* Bytes of a rank: large arrays where its model is computed. */
@@ -21,7 +22,7 @@ size_t memory_total(const RunMemory *memory);
 
 /* Fills trainer->memory, tells it in the header, with the largest train.batch that fits, and refuses what does not fit:
  * BAD_INPUT. Collective. */
-Status memory_check(struct Trainer *trainer);
+Status memory_check(struct Trainer *trainer, const struct SyncOutline *sync);
 
 /* If status is that memory ran out although there seemed to be enough: the line says whose, how much was asked for and
  * is free, and what to do. `later`: what was still to be asked for. */

@@ -7,22 +7,22 @@
 #include <string.h>
 
 typedef struct Place {
-    int node;
+    int host;
     char cores[60]; /* the binding as text: equal where ranks may run on the same cores */
 } Place;
 
-/* Ranks of this node with the calling rank's binding, itself included. */
+/* Ranks of this host with the calling rank's binding, itself included. */
 static Status count_sharing(Comm *comm, const Place *mine, int *sharing) {
     Place *all = calloc((size_t)comm_ranks(comm), sizeof *all);
     Status status = all ? comm_gather(comm, mine, all, sizeof *mine) : fault("out of memory");
     for (int r = 0; status == OK && r < comm_ranks(comm); r++)
-        *sharing += all[r].node == mine->node && strcmp(all[r].cores, mine->cores) == 0;
+        *sharing += all[r].host == mine->host && strcmp(all[r].cores, mine->cores) == 0;
     free(all);
     return status;
 }
 
 Status placement_threads(Comm *comm, int threads, Log *log) {
-    Place mine = {.node = comm_node(comm)};
+    Place mine = {.host = comm_host(comm)};
     int sharing = 0, cores = machine_cores();
     machine_binding(mine.cores, sizeof mine.cores);
     TRY(count_sharing(comm, &mine, &sharing));
@@ -34,7 +34,7 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
         return OK;
     static const char *const units[] = {"node", "NUMA domain", "PCIe group"}; /* in the order of CommNodes */
     const char *unit = units[comm_nodes_are(comm)];
-    int ranks = comm_ranks(comm), nodes = comm_nodes(comm), usable = cores * (comm_machine_ranks(comm) / sharing);
+    int ranks = comm_ranks(comm), nodes = comm_nodes(comm), usable = cores * (comm_host_ranks(comm) / sharing);
     log_fact(log, "ranks", "%d on %d %s%s over %s, %d thread%s each, rank 0 on core%s %s", ranks, nodes,
              unit, nodes > 1 ? "s" : "", comm_transport_name(comm), threads, threads > 1 ? "s" : "",
              cores > 1 ? "s" : "", mine.cores);
@@ -47,7 +47,7 @@ Status placement_threads(Comm *comm, int threads, Log *log) {
 }
 
 Status placement_memory(Comm *comm, double bytes_per_rank, const char *advice) {
-    int ranks = comm_machine_ranks(comm);
+    int ranks = comm_host_ranks(comm);
     double needed = bytes_per_rank * ranks, available = (double)machine_memory_available();
     if (needed > available)
         return bad_input("the run needs %.2f GB of memory for %d rank%s on this machine, %.2f GB are free; %s",

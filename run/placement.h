@@ -13,7 +13,7 @@
  * warning when threads share a core or cores lie idle. */
 Status placement_threads(Comm *comm, int threads, Log *log);
 
-/* BAD_INPUT unless this node can hold bytes_per_rank for each of its ranks; advice: what else to do. */
+/* BAD_INPUT unless this host can hold bytes_per_rank for each of its ranks; advice: what else to do. */
 Status placement_memory(Comm *comm, double bytes_per_rank, const char *advice);
 
 #endif

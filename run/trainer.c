@@ -61,6 +61,24 @@ static Status check_input(Trainer *t) {
     return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
 }
 
+/* How gradients will be synchronised: told, and counted as memory. */
+static Status outline_sync(Trainer *t) {
+    SyncSetup setup = trainer_sync_setup(t);
+    SyncOutline sync;
+    Status status = comm_agree(t->comm, sync_outline(&sync, t->comm, &t->settings->comm, &setup));
+    if (status == OK && t->rank == 0) {
+        if (comm_gpu_note(t->comm)[0])
+            log_fact(t->log, "gradients", "copied to the host and back: %s", comm_gpu_note(t->comm));
+        log_fact(t->log, "sync", "%s", sync.plan);
+        if (sync.warning[0])
+            log_warning(t->log, "%s", sync.warning);
+    }
+    if (status == OK)
+        status = comm_agree(t->comm, memory_check(t, &sync));
+    free((Slice *)sync.shard.slices);
+    return status;
+}
+
 static Status print_header(Trainer *t) {
     const Settings *s = t->settings;
     if (t->rank == 0) {
@@ -70,16 +88,16 @@ static Status print_header(Trainer *t) {
                  t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
         log_fact(t->log, "data", "%.2f M tokens in %d shard%s", 1e-6 * (double)loader_tokens(t->train_data),
                  loader_shards(t->train_data), loader_shards(t->train_data) > 1 ? "s" : "");
-        log_fact(t->log, "batch", "%lld tokens: %d rank%s x %lld micro-step%s x %lld sequences x %lld tokens",
+        log_fact(t->log, "batch", "%lld tokens: %d rank%s x %lld micro-step%s x %lld sequence%s x %lld token%s",
                  (long long)(t->global_sequences * s->train.seq_len), t->ranks, t->ranks > 1 ? "s" : "",
                  (long long)t->micro_steps, t->micro_steps > 1 ? "s" : "", (long long)s->train.batch,
-                 (long long)s->train.seq_len);
-        log_fact(t->log, "machine", "%s, %d cores, %d NUMA domain%s", machine_cpu(), machine_all_cores(),
-                 machine_numa_domains(), machine_numa_domains() > 1 ? "s" : "");
+                 s->train.batch > 1 ? "s" : "", (long long)s->train.seq_len, s->train.seq_len > 1 ? "s" : "");
+        log_fact(t->log, "machine", "%s, %d core%s, %d NUMA domain%s", machine_cpu(), machine_all_cores(),
+                 machine_all_cores() > 1 ? "s" : "", machine_numa_domains(), machine_numa_domains() > 1 ? "s" : "");
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
-    return comm_agree(t->comm, memory_check(t));
+    return outline_sync(t);
 }
 
 Status trainer_check(Trainer *t) {
@@ -191,11 +209,6 @@ static Status open_log(Trainer *t) {
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
     if (t->device.attention[0])
         log_fact(t->log, "attention", "%s", t->device.attention);
-    if (comm_gpu_note(t->comm)[0])
-        log_fact(t->log, "gradients", "copied to the host and back: %s", comm_gpu_note(t->comm));
-    log_fact(t->log, "sync", "%s", sync_plan(t->sync));
-    if (sync_warning(t->sync)[0])
-        log_warning(t->log, "%s", sync_warning(t->sync));
     if (t->ranks > 1)
         log_fact(t->log, "links", "%s; a comm thread per rank, on the rank's cores", sync_links(t->sync));
     if (t->step > 0)
@@ -245,11 +258,13 @@ static Status finish(Trainer *t) {
         TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
     if (device_write_profile(&t->device) != OK)
         log_warning(t->log, "no profile: %s", error_line());
-    double flops_per_s = log_summary(t->log) * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
+    double tokens_per_s = log_summary(t->log, t->device.computes);
+    double flops_per_s = tokens_per_s * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
     if (s->run.peak_tflops > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
     sync_table_print(t->sync);
-    log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
+    if (t->device.computes)
+        log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);
     double watts = gpu_power_watts(t->device.power);
     if (isfinite(watts))
         log_fact(t->log, "power", "%.0f W on average since the start, rank 0's GPU", watts);

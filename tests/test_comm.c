@@ -55,6 +55,7 @@ static Status two_nodes(Comm *comm, void *user) {
     TRY(comm_create(&seen, comm->transport));
     EXPECT(comm_nodes(seen) == 2 && comm_node(seen) == (nodes[rank] == 3) && comm_local_rank(seen) == local[rank] &&
            comm_local_ranks(seen) == (nodes[rank] == 7 ? 2 : 3));
+    EXPECT(comm_host(seen) == comm_node(seen) && comm_host_ranks(seen) == comm_local_ranks(seen));
     comm_destroy(seen);
     return OK;
 }
@@ -76,6 +77,7 @@ static Status placed(Comm *comm, void *user) {
     for (int other = comm_ranks(comm) - 1; other >= 0; other--)
         first[comm->transport->node[other]] = other;
     EXPECT(comm_node(comm) == comm->transport->node[rank] && comm_local_rank(comm) == rank - first[comm_node(comm)]);
+    EXPECT(comm_host(comm) == 0 && comm_host_rank(comm) == rank && comm_host_ranks(comm) == comm_ranks(comm));
     return OK;
 }
 

@@ -51,7 +51,7 @@ static void run(int64_t done, double val_loss) {
     for (int64_t step = done + 1; step <= done + 3; step++)
         log_step(log, &(StepLog){.step = step, .loss = -(double)NAN, .step_ms = 1, .validated = step == done + 2,
                                  .val_loss = val_loss, .val_bits_per_byte = NAN});
-    log_summary(log);
+    log_summary(log, true);
     log_close(log);
     config_destroy(config);
 }

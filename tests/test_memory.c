@@ -2,6 +2,8 @@
 #define _DEFAULT_SOURCE
 #include "tests/run_memory.h"
 
+#include "base/machine.h"
+
 /* ---- an allocator that counts ---- */
 
 static void *count_alloc(void *bytes_so_far, size_t bytes) {
@@ -47,9 +49,11 @@ static Status refuse_to_build(Trainer *t) {
 
 static void test_too_large(void **state) {
     (void)state;
-    const char *large = "run.device=cpu model.layers=400 model.channels=9600 train.recompute=no";
-    assert_refused(run_watched(large, refuse_to_build),
-                   "GB are free; train.batch=1 does not fit either; lower train.seq_len or set train.recompute=layers");
+    const char *large = "run.device=cpu model.layers=400 model.channels=9600 loop.ranks=2";
+    assert_refused(run_watched(large, refuse_to_build), "GB are free; a rank's parameters, gradients and moments alone "
+                   "take 7078.75 GB; fewer ranks here, a smaller model, or more hosts with optim.zero=1");
+    assert_refused(run_watched("run.device=cpu model.layers=400 model.channels=9600", refuse_to_build),
+                   "alone take 7078.75 GB; a smaller model, or more hosts");
     large = "run.device=cpu model.layers=60 model.channels=480 train.batch=65536 train.recompute=layers";
     assert_refused(run_watched(large, refuse_to_build), " GB are free; train.batch=");
     assert_null(strstr(error_line(), "recompute"));
@@ -58,6 +62,17 @@ static void test_too_large(void **state) {
 static void *refuse(void *context, size_t bytes) {
     (void)context, (void)bytes;
     return NULL;
+}
+
+static Status an_eighth(Trainer *t) {
+    TRY(trainer_check(t));
+    return t->memory.available < (size_t)machine_memory_available() / 4 ? OK : fault("more than its share");
+}
+
+/* Nodes that there are not bring no memory. */
+static void test_invented_nodes(void **state) {
+    (void)state;
+    assert_ok(run_watched("run.device=cpu loop.ranks=8 comm.ranks_per_node=1", an_eighth));
 }
 
 /* After the check memory is gone all the same. */
@@ -80,6 +95,6 @@ static void test_run_out(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {cmocka_unit_test(test_sum), cmocka_unit_test(test_too_large),
-                                          cmocka_unit_test(test_run_out)};
+                                          cmocka_unit_test(test_invented_nodes), cmocka_unit_test(test_run_out)};
 
 CHECK_MAIN(tests)

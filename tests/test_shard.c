@@ -239,6 +239,13 @@ static Status embedding_step(Comm *comm, Sync *sync, EmbeddingCase *test, const 
         head_last &= sync_bucket(sync, b).start_ms <= sync_bucket(sync, 0).start_ms;
     if (test->split && head_last != !lookup.rows)
         return fault("the head's buckets left %s", head_last ? "last" : "first");
+    double rows_ready_ms = sync_bucket(sync, sync_bucket_count(sync) - 1).ready_ms;
+    for (int g = 0; lookup.rows && g < table->gradient_count; g++)
+        if (!(sync_ready_ms(sync, g) <= rows_ready_ms))
+            return fault("the lookup's rows were ready before gradient %d", g);
+    for (int b = 0; lookup.rows && !test->config.overlap && b < sync_bucket_count(sync); b++)
+        if (!(rows_ready_ms <= sync_bucket(sync, b).start_ms))
+            return fault("bucket %d left before the lookup's rows were ready", b);
     const Shard whole = {&(Slice){0, table->elems}, rank == 0}, *mine = test->sharded ? sync_shard(sync, rank) : &whole;
     for (int s = 0; s < mine->count; s++)
         memcpy(test->result + step * table->elems + mine->slices[s].start, grads + mine->slices[s].start,

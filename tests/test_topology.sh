@@ -17,9 +17,17 @@ machine() {
 }
 machine 'numa:2 core:2 pu:1'
 says machine ', 4 cores, 2 NUMA domains$' 'two domains'
+grep -q '^  speed ' "$work/log" && ! grep -qE '^  (loss|compute) ' "$work/log" ||
+    fail 'a replay has no loss or FLOP/s' "$work/log"
 machine 'numa:1 core:3 pu:2' comm.group=numa loop.ranks=2
 says machine ', 6 cores, 1 NUMA domain$' 'one domain'
 says ranks '2 on 1 NUMA domain over loop' 'threads share their binding'
+machine 'numa:1 core:4 pu:1' loop.ranks=4 comm.ranks_per_node=1 run.threads=0
+says ranks '4 on 4 nodes over loop, 1 thread each' 'invented nodes have no cores of their own'
+machine 'numa:1 core:1 pu:1' train.steps=1
+says machine ', 1 core, 1 NUMA domain$' 'one core'
+says batch ' 1 rank x 1 micro-step x 1 sequence x 16 tokens$' 'one sequence'
+says 1 'step in ' 'one step'
 
 # bound GROUP: four processes, two on each of two domains of a core
 bound() {

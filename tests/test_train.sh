@@ -214,5 +214,9 @@ for key in threads global_batch weight_decay algorithm ranks jsonl; do
 done
 "$TRAIN" --plan "$work/t.cfg" run.out="$work/plan" >"$work/stdout" || fail "--plan: exit $?"
 [ ! -e "$work/plan" ] && grep -q parameters "$work/stdout" || fail "--plan"
+"$TRAIN" --plan "$work/t.cfg" run.out="$work/plan" loop.ranks=4 comm.ranks_per_node=2 comm.bucket_bytes=20K \
+    train.batch=6 >"$work/stdout" || fail "--plan: exit $?"
+grep -q '^  sync  .* buckets of ' "$work/stdout" &&
+    diff <(grep '^  sync  ' "$work/stdout") <(grep '^  sync  ' "$work/auto.2x2.log") || fail "--plan: the sync" "$work/stdout"
 
 finish
