@@ -181,8 +181,8 @@ Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const Sync
 
 /* What sync_create will do, before there are arrays: grads and params of setup may be NULL. Not collective. */
 typedef struct SyncOutline {
-    size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where a split
-                   * embedding's rows, and residuals of error feedback as they are first written, come on top */
+    size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where residuals of error
+                   * feedback are estimated from above, and a split embedding's rows come on top */
     Shard shard;  /* as sync_shard() of this rank; its slices are the caller's to free. Without any: not sharded */
     char plan[288];    /* as sync_plan() */
     char warning[224]; /* one line on what the plan is likely to cost; empty: nothing to say */

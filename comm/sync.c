@@ -263,10 +263,21 @@ Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const Sy
     return OK;
 }
 
+/* The host's residuals come as they are first written, current ones and new ones: of the terms that this rank encodes, on
+ * each hop, and of the sums that it owns. */
+static size_t host_residual_bytes(const Sync *sync) {
+    int64_t elems = sync->setup.table->elems, inside = sync->config.leader ? 1 : comm_local_ranks(sync->comm);
+    int64_t between = elems / inside, owned = between / comm_nodes(sync->comm);
+    int64_t terms = between + (sync->config.compress_scope == 1 && inside > 1 ? elems : 0);
+    return 2 * (size_t)(terms + owned) * sizeof(float);
+}
+
 static SyncOutline outline_of(Sync *sync) {
     SyncOutline outline = {.bytes = scratch_bytes(sync)};
     if (sync->codec && comm_on_gpu(sync->comm))
         outline.bytes += codec_gpu_bytes(sync->codec);
+    else if (sync->codec && sync->codec->error_feedback)
+        outline.bytes += host_residual_bytes(sync);
     if (sync->shards) { /* the caller's from now on */
         outline.shard = sync->shards[comm_rank(sync->comm)];
         sync->shards[comm_rank(sync->comm)] = (Shard){0};

@@ -1,6 +1,6 @@
-/* The sum is exact but for two things, for which RUNTIME_BYTES are left over: what libraries take by themselves (BLAS,
- * MPI, cuBLAS' kernels, NCCL's channels), and, on the host, residuals of error feedback, which come as they are first
- * written.
+/* The sum is exact but for what libraries take by themselves (BLAS, MPI, cuBLAS' kernels, NCCL's channels), for which
+ * RUNTIME_BYTES of a process are left over, and, on the host, residuals of error feedback, which come as they are first
+ * written and are estimated from above.
  *
  * The largest train.batch is found by halving: only activations, cuDNN's workspace and tokens depend on it. cuDNN has
  * planned for the run's own batch; its workspace for others is taken to be in proportion. */
@@ -18,6 +18,12 @@
 enum { RUNTIME_BYTES = 256 << 20, BATCH_MAX = 65536, ROWS_MAX = 1 << 30, ADVICE_BYTES = 192 };
 
 static double gb(size_t bytes) { return 1e-9 * (double)bytes; }
+
+/* Ranks that are threads share a process. */
+static size_t runtime_bytes(const Trainer *t) {
+    bool threads = strcmp(comm_transport_name(t->comm), "loop") == 0;
+    return RUNTIME_BYTES / (size_t)(threads ? t->ranks : 1);
+}
 
 size_t memory_total(const RunMemory *memory) {
     return memory->params + memory->grads + memory->moments + memory->activations + memory->work;
@@ -113,9 +119,9 @@ static void add_up(Trainer *t, const SyncOutline *sync, size_t *host_bytes) {
 static void tell(const Trainer *t, int64_t fits) {
     const RunMemory *m = &t->memory;
     log_fact(t->log, "memory", "%.2f of %.2f GB%s per rank: parameters %.2f, gradients %.2f, moments %.2f, activations "
-             "%.2f, work %.2f, runtime %.2f; largest train.batch that fits: %lld", gb(memory_total(m) + RUNTIME_BYTES),
-             gb(m->available), t->device.gpu ? " of a GPU" : "", gb(m->params), gb(m->grads), gb(m->moments),
-             gb(m->activations), gb(m->work), gb(RUNTIME_BYTES), (long long)fits);
+             "%.2f, work %.2f, runtime %.2f; largest train.batch that fits: %lld",
+             gb(memory_total(m) + runtime_bytes(t)), gb(m->available), t->device.gpu ? " of a GPU" : "", gb(m->params), gb(m->grads), gb(m->moments),
+             gb(m->activations), gb(m->work), gb(runtime_bytes(t)), (long long)fits);
 }
 
 /* The batch that every rank can take. */
@@ -132,16 +138,16 @@ Status memory_check(Trainer *t, const SyncOutline *sync) {
     RunMemory *m = &t->memory;
     TRY(comm_agree(t->comm, find_available(t, &m->available)));
     add_up(t, sync, &host_bytes);
-    size_t fixed = memory_total(m) - batch_bytes(t, t->settings->train.batch) + RUNTIME_BYTES;
+    size_t fixed = memory_total(m) - batch_bytes(t, t->settings->train.batch) + runtime_bytes(t);
     int64_t fits = m->available > fixed ? largest_batch(t, m->available - fixed) : 0;
     TRY(agree_on_batch(t, &fits));
     if (t->rank == 0)
         tell(t, fits);
     advice(t, fits, text, sizeof text);
-    if (t->device.gpu && memory_total(m) + RUNTIME_BYTES > m->available)
+    if (t->device.gpu && memory_total(m) + runtime_bytes(t) > m->available)
         return bad_input("each rank needs %.2f GB of its GPU's memory, %.2f GB are free for it; %s",
-                         gb(memory_total(m) + RUNTIME_BYTES), gb(m->available), text);
-    return placement_memory(t->comm, (double)(host_bytes + RUNTIME_BYTES), text);
+                         gb(memory_total(m) + runtime_bytes(t)), gb(m->available), text);
+    return placement_memory(t->comm, (double)(host_bytes + runtime_bytes(t)), text);
 }
 
 /* ---- when there was less than it seemed ---- */
