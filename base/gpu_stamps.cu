@@ -20,23 +20,29 @@ struct GpuStamps {
     cudaStream_t computing; /* set once */
     pthread_mutex_t lock;
     /* under lock */
-    cudaEvent_t base;
-    double base_s;
+    cudaEvent_t base, next_base;
+    double base_s; /* 0: none yet */
     cudaEvent_t events[STAMPS_MAX];
     double *at_s[STAMPS_MAX];
     int first, count; /* outstanding */
 };
 
-/* The event came to pass between two looks at the clock, which lie far apart where this thread was held up. */
+/* The event came to pass between two looks at the clock. Where these lie far apart, as this thread was held up, the base
+ * stays the old one, if there is one. */
 static bool renew_base(GpuStamps *stamps) {
-    double before_s = 0, after_s = 1;
-    for (int i = 0; i < TRIES && after_s - before_s > CLOSE_S; i++) {
-        before_s = clock_s();
-        if (cudaEventRecord(stamps->base, stamps->computing) != cudaSuccess ||
-            cudaEventSynchronize(stamps->base) != cudaSuccess)
+    for (int i = 0; i < TRIES; i++) {
+        double before_s = clock_s();
+        if (cudaEventRecord(stamps->next_base, stamps->computing) != cudaSuccess ||
+            cudaEventSynchronize(stamps->next_base) != cudaSuccess)
             return false;
-        after_s = clock_s();
+        double after_s = clock_s();
+        if (after_s - before_s > CLOSE_S && (stamps->base_s > 0 || i < TRIES - 1))
+            continue;
+        cudaEvent_t base = stamps->base;
+        stamps->base = stamps->next_base;
+        stamps->next_base = base;
         stamps->base_s = (before_s + after_s) / 2;
+        break;
     }
     return true;
 }
@@ -47,7 +53,8 @@ GpuStamps *gpu_stamps_create(void *computing_stream) {
         return NULL;
     stamps->computing = (cudaStream_t)computing_stream;
     pthread_mutex_init(&stamps->lock, NULL);
-    if (cudaEventCreate(&stamps->base) == cudaSuccess && renew_base(stamps))
+    if (cudaEventCreate(&stamps->base) == cudaSuccess && cudaEventCreate(&stamps->next_base) == cudaSuccess &&
+        renew_base(stamps))
         return stamps;
     gpu_stamps_destroy(stamps);
     return NULL;
@@ -60,6 +67,8 @@ void gpu_stamps_destroy(GpuStamps *stamps) {
         cudaEventDestroy(stamps->events[i]);
     if (stamps->base)
         cudaEventDestroy(stamps->base);
+    if (stamps->next_base)
+        cudaEventDestroy(stamps->next_base);
     pthread_mutex_destroy(&stamps->lock);
     free(stamps);
 }
