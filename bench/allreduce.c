@@ -184,6 +184,12 @@ static int64_t count_wrong(const Bench *bench, const Contender *contender, int64
     return ring->to < 0 ? 0 : exact_wrong(bench->scratch, lane_elems(bench, elems), ring->from, ring->from + 1);
 }
 
+static int64_t scratch_needed(const Bench *bench, const Contender *contender, int64_t elems) {
+    const Collective *collective = contender->collective;
+    return collective ? collective->scratch_elems(&bench->comm->world, elems, codec_of(bench, collective))
+                      : lane_elems(bench, elems);
+}
+
 /* The first barrier wakes those that nap, so that all leave the second one at about the same time. */
 static Status line_up(Transport *transport) {
     TRY(transport_barrier(transport));
@@ -195,7 +201,7 @@ static Status line_up(Transport *transport) {
 static Status iterate(Bench *bench, Contender *contender, int64_t elems, double *time_s) {
     exact_fill(bench->data, elems, comm_rank(bench->comm));
     if (bench->options->check)
-        memset(bench->scratch, 0xFF, (size_t)bench->scratch_elems * sizeof(float));
+        memset(bench->scratch, 0xFF, (size_t)scratch_needed(bench, contender, elems) * sizeof(float));
     TRY(line_up(bench->comm->transport));
     double cpu_before_s = cpu_s(bench), start_s = clock_s();
     TRY(run_contender(bench, contender, elems));
@@ -310,12 +316,6 @@ static Status measure_sizes(Bench *bench) {
             report_contender(bench, &report, &bench->contenders[i], elems);
     }
     return OK;
-}
-
-static int64_t scratch_needed(const Bench *bench, const Contender *contender, int64_t elems) {
-    const Collective *collective = contender->collective;
-    return collective ? collective->scratch_elems(&bench->comm->world, elems, codec_of(bench, collective))
-                      : lane_elems(bench, elems);
 }
 
 static Status create_codec(Bench *bench) {
