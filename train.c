@@ -45,7 +45,9 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
         gpt2_forward(t->model, t->inputs + micro * tokens, batch, seq_len);
         device_stamp(&t->device, &t->forward_end_s);
         if (micro == 0) {
+            double since_s = clock_s();
             TRY(sync_forward_end(t->sync));
+            device_waited(&t->device, since_s);
             stage_forward_end(&t->stage);
             SyncLookup lookup = stage_lookup(&t->stage);
             gpt2_set_lookup(t->model, lookup.rows, lookup.slots, lookup.slot_of_token);

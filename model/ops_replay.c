@@ -12,7 +12,8 @@
  *                    woken late: the next sleep is shorter
  *
  * An operation returns at its deadline or, where the cores were busy, later; deadlines do not move, so errors do not
- * add up. It never spins and never returns early. */
+ * add up. Only waiting for other ranks' parameters moves them, as it would keep a GPU waiting. It never spins and never
+ * returns early. */
 #define _GNU_SOURCE
 #include "model/ops_replay.h"
 
@@ -155,6 +156,8 @@ static void take_time(OpsContext *context, const char *op, int in, int out, int 
     replay->deadline_s += 1e-3 * entry->ms * rows / entry->rows;
     sleep_until(replay->deadline_s);
 }
+
+void replay_waited(Replay *replay, double since_s) { replay->deadline_s += clock_s() - since_s; }
 
 static void start_line(Replay *replay) {
     double now_s = clock_s();

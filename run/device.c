@@ -142,6 +142,11 @@ void device_read_stamps(const Device *device) {
         gpu_read_stamps(device->gpu);
 }
 
+void device_waited(const Device *device, double since_s) {
+    if (device->replay)
+        replay_waited(device->replay, since_s);
+}
+
 void device_close(Device *device) {
     close_gpu(device);
     replay_destroy(device->replay);

@@ -1,5 +1,6 @@
 #include "run/stage.h"
 
+#include "base/clock.h"
 #include "base/gpu.h"
 
 #include <stdio.h>
@@ -8,7 +9,7 @@ static size_t bytes_of(int64_t elems) { return (size_t)elems * sizeof(float); }
 
 Status stage_create(Stage *stage, const Device *device, const ParamTable *table, float *host_params,
                     float *host_grads) {
-    *stage = (Stage){.params = host_params, .grads = host_grads, .gpu = device->gpu,
+    *stage = (Stage){.params = host_params, .grads = host_grads, .device = device, .gpu = device->gpu,
                      .memory = device->memory, .table = table, .host_params = host_params,
                      .host_grads = host_grads,
                      .copies = device->gpu && host_grads};
@@ -115,9 +116,12 @@ static void params_arrived(Stage *stage, int gradient) {
 
 void stage_need(void *user, int gradient) {
     Stage *stage = user;
+    double since_s = clock_s();
     sync_need(stage->sync, gradient);
-    if (stage->sharded)
-        params_arrived(stage, gradient);
+    if (!stage->sharded)
+        return;
+    device_waited(stage->device, since_s);
+    params_arrived(stage, gradient);
 }
 
 void stage_forward_end(Stage *stage) {

@@ -19,6 +19,7 @@ typedef struct Stage {
     float *params, *grads; /* f32[table->elems], the model's */
     /* private */
     const AdamW *adamw;
+    const Device *device;
     Gpu *gpu; /* NULL: the host's arrays are the model's */
     const Allocator *memory;
     const ParamTable *table;

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static const Gpt2Config small = {
@@ -379,6 +380,26 @@ static void test_replay_time_from_ms(void **state) {
     tear_down(&rank);
 }
 
+static void need(void *replay, int gradient) {
+    double since_s = clock_s();
+    if (gradient == 0)
+        nanosleep(&(struct timespec){0, 15000000}, NULL);
+    replay_waited(replay, since_s);
+}
+
+/* Waiting for parameters hides nothing of what comes behind, neither of the same pass nor of the next one. */
+static void test_replay_waits(void **state) {
+    (void)state;
+    const ReplayConfig config = {.forward_ms = 20, .backward_ms = 10};
+    Rank rank;
+    set_up(&rank, &config, 0, RECOMPUTE_NO);
+    gpt2_on_need(rank.model, need, rank.replay); /* of the last LayerNorm: forward has nothing left to do */
+    double start_s = clock_s();
+    micro_step(&rank, false);
+    assert_true(clock_s() - start_s >= 45e-3 - 1e-6);
+    tear_down(&rank);
+}
+
 /* A shorter micro-step behind a whole one. */
 static void test_replay_time_by_rows(void **state) {
     (void)state;
@@ -590,6 +611,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_replay_gradients),
     cmocka_unit_test(test_replay_accumulation),
     cmocka_unit_test(test_replay_time_from_ms),
+    cmocka_unit_test(test_replay_waits),
     cmocka_unit_test(test_replay_time_by_rows),
     cmocka_unit_test(test_replay_profile),
     cmocka_unit_test(test_replay_refusals),
