@@ -11,6 +11,16 @@ double bound_exposed_ms(BoundBucket *buckets, int count, double backward_ms) {
     return free_ms > backward_ms ? free_ms - backward_ms : 0;
 }
 
+double bound_gather_ms(BoundArrival *arrivals, int count) {
+    double free_ms = 0, waited_ms = 0;
+    for (int i = 0; i < count; i++) {
+        arrivals[i].finish_ms = free_ms += arrivals[i].duration_ms;
+        double asked_ms = arrivals[i].need_ms + waited_ms;
+        waited_ms += free_ms > asked_ms ? free_ms - asked_ms : 0;
+    }
+    return waited_ms;
+}
+
 LinkLoad bound_link_load(const char *algorithm, int ranks, int nodes) {
     double N = ranks, m = nodes, n = N / m;
     if (strcmp(algorithm, "ring") == 0) /* one rank of a node sends to the next node */

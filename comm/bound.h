@@ -15,6 +15,16 @@ typedef struct BoundBucket {
  * exposes less. */
 double bound_exposed_ms(BoundBucket *buckets, int count, double backward_ms);
 
+typedef struct BoundArrival {
+    double need_ms;     /* forward asks for it after so long of its own work */
+    double duration_ms; /* as above */
+    double finish_ms;   /* since forward began; filled by bound_gather_ms */
+} BoundArrival;
+
+/* The same under forward: one link brings parameters in the order in which they are needed, from the start on, and
+ * forward stands still until those that it asks for are there. Returns for how long in all. */
+double bound_gather_ms(BoundArrival *arrivals, int count);
+
 /* An all-reduce as the slowest link sees it. */
 typedef struct LinkLoad {
     double bytes;  /* that a node's link to others carries each way, per byte of gradient */

@@ -158,7 +158,8 @@ typedef struct SyncSetup {
 
 typedef struct SyncStats { /* of the last step, this rank; bytes as counted at the transport */
     double comm_ms;         /* at least one bucket was in flight, gathering of parameters included */
-    double comm_exposed_ms; /* how long sync_wait and sync_need waited: the part not covered by compute */
+    double comm_exposed_ms; /* how long sync_wait, and for sharded parameters sync_need and sync_forward_end, waited: the
+                             * part not covered by compute */
     double compress_error;  /* relative RMS error of what this rank quantised, from a sample; 0: nothing */
     int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
 } SyncStats;
@@ -170,6 +171,9 @@ typedef struct BucketStats {
     double start_ms, done_ms; /* in flight between these */
     double exposed_ms;     /* of that, while sync_wait waited */
     double predicted_ms;   /* by the cost model, from the links as measured at the start; NaN if they were not */
+    /* Of sharded parameters, under forward. Of the lookup's rows: with the exchange of token ids ahead of them */
+    double needed_ms;      /* forward asked for them: since sync_forward_begin, its waits left out */
+    double gather_ms, gather_predicted_ms; /* what gathering took, and should take */
     Phases phases;         /* of the collective; on clock_s()'s scale */
 } BucketStats;
 
@@ -251,6 +255,16 @@ SyncStats sync_stats(const Sync *sync);
 int sync_bucket_count(const Sync *sync);                   /* 0 with one rank */
 BucketStats sync_bucket(const Sync *sync, int bucket);     /* of the last step */
 BucketStats sync_bucket_mean(const Sync *sync, int bucket); /* over all steps but the first */
+
+/* A step, as the cost model expects it from the links as measured at the start, and from when buckets were ready and
+ * needed on average, the first step left out. NaN if links were not measured. */
+typedef struct SyncPrediction {
+    double compute_ms;        /* as measured: from sync_forward_begin, or sync_begin, to sync_wait, without waits */
+    double gather_exposed_ms; /* of sharded parameters: what forward waits for */
+    double reduce_exposed_ms; /* of gradients: what sync_wait waits for */
+} SyncPrediction;
+SyncPrediction sync_predict(const Sync *sync);
+
 double sync_ready_ms(const Sync *sync, int gradient);      /* when it was marked in the last step, since sync_begin */
 double sync_begin_s(const Sync *sync);                     /* of the last step, on clock_s()'s scale */
 

@@ -13,8 +13,10 @@
  * forward needs them.
  *
  * A single rank neither copies nor scales, and has no comm thread. Allocates nothing after sync_create. */
+#include "comm/bound.h"
 #include "comm/calibrate.h"
 #include "comm/calibrate_gpu.h"
+#include "comm/collective/cost.h"
 #include "comm/lookup.h"
 #include "comm/plan.h"
 #include "comm/residual.h"
@@ -61,7 +63,7 @@ struct Sync {
     bool cancelled; /* sync_wait found a gradient missing */
     bool gather_failed;
     bool embedded; /* forward has read the embedding's rows: peers may write the matrix */
-    double need_ms;            /* sync_need waited so long, in this step */
+    double need_ms;            /* sync_need and sync_forward_end waited so long, in this step */
     BucketStats *bucket_stats; /* [plan.count + 1], owned; the comm thread's in its job */
     /* between steps */
     int64_t step; /* syncs begun so far */
@@ -70,9 +72,11 @@ struct Sync {
     bool dirty;          /* sharded parameters were updated and not gathered */
     bool copied;         /* residuals are where other ranks have them too */
     double begin_s, gather_ms;
+    double forward_s;            /* sync_forward_begin was called; 0: it was not, in this step */
     int64_t bytes_intra, bytes_inter; /* the transport's counters when the step began */
     SyncStats stats;
     BucketStats *sums; /* [plan.count + 1], owned: of `measured` steps, the first left out */
+    double compute_ms, backward_ms; /* of those steps too: without waiting */
     int64_t measured;
 };
 
@@ -105,6 +109,7 @@ static Status build_plan(Sync *sync) {
     sync->bucket_stats = calloc(count, sizeof *sync->bucket_stats);
     sync->sums = calloc(count, sizeof *sync->sums);
     sync->measured = 0;
+    sync->compute_ms = sync->backward_ms = 0;
     if (!sync->missing || !sync->stale || !sync->bucket_stats || !sync->sums)
         return fault("no memory for %d buckets", sync->plan.count);
     return OK;
@@ -203,19 +208,92 @@ static Status calibrate_job(void *argument) {
     return time_plan(sync);
 }
 
-static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems) {
+/* ---- predictions ---- */
+
+static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems, const LinkCosts *costs) {
     bool known = sync->calibrated && (!collective->timed || collective == sync->timed);
-    return known ? 1e3 * collective->predict_s(&sync->comm->world, elems, &sync->costs) : NAN;
+    return known ? 1e3 * collective->predict_s(&sync->comm->world, elems, costs) : NAN;
+}
+
+static double predicted_half_ms(const Sync *sync, const Collective *collective, int64_t elems, bool gather) {
+    return sync->calibrated ? 1e3 * collective->predict_half_s(&sync->comm->world, elems, &sync->costs, gather) : NAN;
 }
 
 static void predict(Sync *sync) {
     for (int b = 0; b < sync->plan.count; b++) {
         const Bucket *bucket = &sync->plan.buckets[b];
-        sync->bucket_stats[b] =
-            (BucketStats){.offset = bucket->offset, .elems = bucket->elems,
-                          .predicted_ms = predicted_ms(sync, sync->plan.collectives[b], bucket->elems)};
+        const Collective *collective = sync->plan.collectives[b];
+        BucketStats *stats = &sync->bucket_stats[b];
+        *stats = (BucketStats){.offset = bucket->offset, .elems = bucket->elems};
+        stats->predicted_ms = sync->setup.sharded ? predicted_half_ms(sync, collective, bucket->elems, false)
+                                                  : predicted_ms(sync, collective, bucket->elems, &sync->costs);
+        if (sync->setup.sharded)
+            stats->gather_predicted_ms = predicted_half_ms(sync, collective, bucket->elems, true);
     }
 }
+
+/* The rows are never compressed. When they are gathered, the exchange of token ids is ahead of them: each rank sends its
+ * own to every other one, as in reduce_scatter's second half. */
+static void predict_rows(Sync *sync, int64_t elems) {
+    BucketStats *stats = &sync->bucket_stats[sync->plan.count];
+    LinkCosts dense = cost_dense(&sync->costs);
+    int64_t ids = (int64_t)(sync->lookup.words * sizeof(uint64_t) / sizeof(float)) * comm_ranks(sync->comm);
+    stats->elems = elems;
+    stats->predicted_ms = predicted_ms(sync, sync->plan.lookup, elems, &dense);
+    stats->gather_predicted_ms = stats->predicted_ms + predicted_half_ms(sync, &collective_reduce_scatter, ids, true);
+}
+
+/* The order of buckets under backward: the head's are ready first if the lookup has rows of its own, else last. */
+static int reduced_bucket(const Sync *sync, int i) {
+    int shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
+    return (i + shift) % sync->plan.count;
+}
+
+/* Under forward: from the last bucket to the first, as forward needs them. The embedding's matrix is first of all, unless
+ * its rows go ahead; then it is the last, and waits until forward has read them. */
+static int gathered_bucket(const Sync *sync, int i) { return reduced_bucket(sync, sync->plan.count - 1 - i); }
+
+static double gather_exposed_ms(const Sync *sync, BoundArrival *arrivals) {
+    int count = 0, head = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets; /* those that the lookup reads whole */
+    BucketStats rows = sync_bucket_mean(sync, sync->plan.count);
+    if (sync->lookup.vocab)
+        arrivals[count++] = (BoundArrival){.need_ms = rows.needed_ms, .duration_ms = rows.gather_predicted_ms};
+    for (int i = 0; i < sync->plan.count; i++) {
+        int b = gathered_bucket(sync, i);
+        BucketStats bucket = sync_bucket_mean(sync, b);
+        arrivals[count++] = (BoundArrival){.need_ms = b < head ? rows.needed_ms : bucket.needed_ms,
+                                           .duration_ms = bucket.gather_predicted_ms};
+    }
+    return bound_gather_ms(arrivals, count);
+}
+
+static double reduce_exposed_ms(const Sync *sync, BoundBucket *buckets, double backward_ms) {
+    int count = sync_bucket_count(sync);
+    for (int i = 0; i < count; i++) {
+        BucketStats bucket = sync_bucket_mean(sync, i < sync->plan.count ? reduced_bucket(sync, i) : i);
+        buckets[i] = (BoundBucket){.ready_ms = sync->config.overlap ? bucket.ready_ms : backward_ms,
+                                   .duration_ms = bucket.predicted_ms};
+    }
+    return bound_exposed_ms(buckets, count, backward_ms);
+}
+
+SyncPrediction sync_predict(const Sync *sync) {
+    SyncPrediction prediction = {NAN, NAN, NAN};
+    size_t count = (size_t)sync->plan.count + 1;
+    BoundBucket *buckets = calloc(count, sizeof *buckets);
+    BoundArrival *arrivals = calloc(count, sizeof *arrivals);
+    if (sync->calibrated && sync->measured > 0 && buckets && arrivals) {
+        double steps = (double)sync->measured;
+        prediction.compute_ms = sync->compute_ms / steps;
+        prediction.gather_exposed_ms = sync->setup.sharded ? gather_exposed_ms(sync, arrivals) : 0;
+        prediction.reduce_exposed_ms = reduce_exposed_ms(sync, buckets, sync->backward_ms / steps);
+    }
+    free(arrivals);
+    free(buckets);
+    return prediction;
+}
+
+/* ---- creating ---- */
 
 /* What must be the same on every rank before the first message. */
 static Status compare_plans(Sync *sync) {
@@ -409,6 +487,12 @@ Status sync_residual_restore(Sync *sync, int i, const float *data) {
 
 /* ---- the comm thread: under forward ---- */
 
+static double lap_ms(double *since_s) {
+    double now_s = clock_s(), ms = 1e3 * (now_s - *since_s);
+    *since_s = now_s;
+    return ms;
+}
+
 static double now_ms(const Sync *sync) { return 1e3 * (clock_s() - sync->begin_s); }
 
 static Payload payload_of(const Sync *sync, int b, float *array) {
@@ -458,16 +542,15 @@ static Status at_bucket(const Sync *sync, Status status, int b) {
     return error_restore(status, line);
 }
 
-/* From the last bucket to the first, as forward needs them: the embedding's matrix first of all, unless its rows go
- * ahead; then it is the last, and waits until forward has read them. */
 static Status gather_params(Sync *sync) {
-    double start_s = clock_s();
+    double start_s = clock_s(), since_s = start_s;
     transport_follow(sync->comm->world.transport, update_mark(sync));
     int count = sync->plan.count, shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
     if (sync->lookup.count > 0)
         TRY(gather_rows(sync));
+    sync->bucket_stats[count].gather_ms += lap_ms(&since_s);
     for (int i = 0; i < count; i++) {
-        int b = (count - 1 - i + shift) % count;
+        int b = gathered_bucket(sync, i);
         if (b < sync->plan.head_buckets && sync->lookup.count > 0) {
             TRY(wait_until(sync, &sync->embedded, NULL));
             transport_follow(sync->comm->world.transport, embedded_mark(sync));
@@ -476,6 +559,7 @@ static Status gather_params(Sync *sync) {
         Payload payload = payload_of(sync, b, sync->setup.params);
         TRY(sync->plan.collectives[b]->all_gather(&sync->comm->world, &payload));
         TRY(at_bucket(sync, transport_flush(sync->comm->world.transport), b));
+        sync->bucket_stats[b].gather_ms = lap_ms(&since_s);
         arrived(sync, &sync->stale[b]);
         if (i + 1 == shift) /* the whole matrix instead of its rows */
             arrived(sync, &sync->rows_stale);
@@ -487,7 +571,9 @@ static Status gather_params(Sync *sync) {
 
 static Status forward_job(void *argument) {
     Sync *sync = argument;
+    double since_s = clock_s();
     Status status = sync->lookup.vocab ? lookup_exchange(&sync->lookup, sync->comm) : OK;
+    sync->bucket_stats[sync->plan.count].gather_ms = lap_ms(&since_s);
     if (status == OK && sync->dirty)
         status = gather_params(sync);
     pthread_mutex_lock(&sync->lock);
@@ -541,7 +627,7 @@ static Status reduce_lookup(Sync *sync) {
     Transport *transport = sync->comm->world.transport;
     Lookup *lookup = &sync->lookup;
     int64_t elems = lookup->count * lookup->channels;
-    *stats = (BucketStats){.elems = elems, .predicted_ms = predicted_ms(sync, sync->plan.lookup, elems)};
+    predict_rows(sync, elems);
     TRY(wait_until(sync, &sync->waited, NULL));
     transport_follow(transport, rows_mark(sync));
     transport_call(transport, stamp_start, sync, sync->plan.count);
@@ -554,12 +640,10 @@ static Status reduce_lookup(Sync *sync) {
     return OK;
 }
 
-/* The head's buckets are ready first if the lookup has rows of its own, else last. */
 static Status backward_job(void *argument) {
     Sync *sync = argument;
-    int count = sync->plan.count, shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
-    for (int i = 0; i < count; i++)
-        TRY(reduce_bucket(sync, (i + shift) % count));
+    for (int i = 0; i < sync->plan.count; i++)
+        TRY(reduce_bucket(sync, reduced_bucket(sync, i)));
     if (sync->lookup.count > 0)
         TRY(reduce_lookup(sync));
     TRY(transport_flush(sync->comm->world.transport));
@@ -591,7 +675,10 @@ void sync_forward_begin(Sync *sync, const int *tokens, int64_t count) {
     if (alone(sync))
         return;
     sync->forward = true;
+    sync->forward_s = clock_s();
     count_bytes(sync);
+    for (int b = 0; b <= sync->plan.count; b++)
+        sync->bucket_stats[b].gather_ms = 0, sync->bucket_stats[b].needed_ms = -1;
     for (int b = 0; b < sync->plan.count; b++)
         atomic_store(&sync->stale[b], sync->dirty);
     atomic_store(&sync->rows_stale, sync->dirty);
@@ -636,25 +723,39 @@ static void wait_for_arrival(Sync *sync, const atomic_uchar *stale) {
     pthread_mutex_unlock(&sync->lock);
 }
 
+/* Once in a forward pass. */
+static void stamp_need(Sync *sync, int b) {
+    double *needed_ms = &sync->bucket_stats[b].needed_ms;
+    if (sync->forward && *needed_ms < 0)
+        *needed_ms = 1e3 * (clock_s() - sync->forward_s) - sync->need_ms;
+}
+
 void sync_need(void *user, int gradient) {
     Sync *sync = user;
     if (gradient == 0 && sync->setup.vocab) {
+        stamp_need(sync, sync->plan.count);
         wait_for_arrival(sync, &sync->rows_stale);
         return;
     }
     if (sync->forward && sync->setup.table->gradients[gradient].layer >= 0) /* behind the embedding */
         has_embedded(sync);
     int b = first_bucket_of(sync, gradient);
-    for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++)
+    for (; b < sync->plan.count && sync->plan.buckets[b].first_gradient <= gradient; b++) {
+        stamp_need(sync, b);
         wait_for_arrival(sync, &sync->stale[b]);
+    }
 }
 
 Status sync_forward_end(Sync *sync) {
     if (!sync->forward)
         return OK;
+    for (int b = 0; b <= sync->plan.count; b++)
+        stamp_need(sync, b);
     sync->forward = false;
     has_embedded(sync);
+    double since_s = clock_s();
     TRY(engine_wait(sync->comm->engine));
+    sync->need_ms += lap_ms(&since_s);
     sync->dirty = false;
     return OK;
 }
@@ -742,6 +843,8 @@ static void add_to_sums(BucketStats *sum, const BucketStats *bucket) {
     sum->start_ms += bucket->start_ms;
     sum->done_ms += bucket->done_ms;
     sum->exposed_ms += bucket->exposed_ms;
+    sum->needed_ms += bucket->needed_ms;
+    sum->gather_ms += bucket->gather_ms;
     sum->elems += bucket->elems;
 }
 
@@ -765,7 +868,13 @@ static void measure(Sync *sync, double wait_start_ms) {
         if (sync->step > 1)
             add_to_sums(&sync->sums[b], bucket);
     }
-    sync->measured += sync->step > 1;
+    if (sync->step > 1) {
+        double forward_ms = sync->forward_s > 0 ? 1e3 * (sync->begin_s - sync->forward_s) - sync->need_ms : 0;
+        sync->compute_ms += forward_ms + wait_start_ms;
+        sync->backward_ms += wait_start_ms;
+        sync->measured++;
+    }
+    sync->forward_s = 0;
     stats->comm_exposed_ms = now_ms(sync) - wait_start_ms;
     if (sync->gather_ms > 0) {
         stats->comm_ms += sync->gather_ms;
@@ -831,6 +940,8 @@ BucketStats sync_bucket_mean(const Sync *sync, int b) {
     mean.start_ms = sum.start_ms / steps;
     mean.done_ms = sum.done_ms / steps;
     mean.exposed_ms = sum.exposed_ms / steps;
+    mean.needed_ms = sum.needed_ms / steps;
+    mean.gather_ms = sum.gather_ms / steps;
     mean.elems = sum.elems / sync->measured; /* the lookup's rows differ from step to step */
     return mean;
 }

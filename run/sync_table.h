@@ -1,4 +1,4 @@
-/* The closing table of gradient synchronisation: a row per bucket. */
+/* The closing table of gradient synchronisation: a row per bucket, and what the step was predicted to take. */
 #ifndef RUN_SYNC_TABLE_H
 #define RUN_SYNC_TABLE_H
 

@@ -107,12 +107,13 @@ typedef struct Collective {
     /* No group of the transport may be open. */
     Status (*allreduce)(const Group *group, const Payload *payload);
 
-    /* Optional, all three: the two halves of allreduce. After reduce_scatter the slices that `owned` names hold the
+    /* Optional, all four: the two halves of allreduce. After reduce_scatter the slices that `owned` names hold the
      * sum; the rest of data is undefined. all_gather copies each member's slices to everybody else's data, and waits
      * before it writes until they have called it. Together they leave allreduce's bits when there is no codec; with
      * one the result is not quantised again. all_gather has no scale and no codec. */
     Status (*reduce_scatter)(const Group *group, const Payload *payload);
     Status (*all_gather)(const Group *group, const Payload *payload);
+    double (*predict_half_s)(const Group *group, int64_t elems, const LinkCosts *costs, bool gather);
 
     /* The slices, in rising order, that `member` owns of elems values at that offset; places count from data[0]. Returns
      * their number; slices NULL: only that. Pure, alike on all ranks. */

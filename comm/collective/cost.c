@@ -46,14 +46,21 @@ double cost_overlap_s(double a_s, double b_s, double pieces) {
     return longer_s + (a_s + b_s - longer_s) / larger(pieces, 1);
 }
 
-double cost_sum_s(const LinkCosts *costs, bool shared, double members, double owners, double bytes) {
-    return members / 2 * bytes / owners * (costs->add_s_per_byte + (shared ? costs->copy_s_per_byte : 0));
+double cost_sum_s(const LinkCosts *costs, double members, double owners, double bytes) {
+    return members / 2 * bytes / owners * costs->add_s_per_byte;
 }
 
-double cost_coded_sum_s(const LinkCosts *costs, bool last, double members, double owners, double bytes) {
+double cost_spread_s(const LinkCosts *costs, double members, double owners, double bytes) {
+    return members / 2 * bytes / owners * costs->copy_s_per_byte;
+}
+
+double cost_coded_sum_s(const LinkCosts *costs, double members, double owners, double bytes) {
+    return bytes * costs->encode_s_per_byte + members * bytes / owners * costs->decode_add_s_per_byte;
+}
+
+double cost_coded_spread_s(const LinkCosts *costs, bool last, double owners, double bytes) {
     double part = bytes / owners, result = last ? part : 0;
-    return (bytes + result) * costs->encode_s_per_byte +
-           (members * part + bytes - part + result) * costs->decode_add_s_per_byte;
+    return result * costs->encode_s_per_byte + (bytes - part + result) * costs->decode_add_s_per_byte;
 }
 
 double cost_timed_s(const LinkCosts *costs, int64_t elems) {
@@ -68,3 +75,11 @@ double cost_timed_s(const LinkCosts *costs, int64_t elems) {
 }
 
 bool cost_coded(const LinkCosts *costs) { return costs->encode_s_per_byte > 0; }
+
+LinkCosts cost_dense(const LinkCosts *costs) {
+    LinkCosts dense = *costs;
+    dense.wire_ratio = 1;
+    dense.encode_s_per_byte = dense.decode_add_s_per_byte = 0;
+    dense.every_hop = false;
+    return dense;
+}

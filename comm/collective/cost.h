@@ -29,15 +29,20 @@ double cost_work_s(const LinkCosts *costs, double rank_s, double node_s);
 /* Two things at once, in so many pieces: the shorter one hides behind the longer but for one piece. */
 double cost_overlap_s(double a_s, double b_s, double pieces);
 
-/* Work of an owner in a stage that reduces `bytes`. shared: in memory that all members share; last: the last stage. */
-double cost_sum_s(const LinkCosts *costs, bool shared, double members, double owners, double bytes);
-double cost_coded_sum_s(const LinkCosts *costs, bool last, double members, double owners, double bytes);
+/* Work of an owner in a stage of `bytes`: to sum them up, and to spread the sum, where all members share memory. */
+double cost_sum_s(const LinkCosts *costs, double members, double owners, double bytes);
+double cost_spread_s(const LinkCosts *costs, double members, double owners, double bytes);
+
+/* The same of a coded stage. last: the last stage. */
+double cost_coded_sum_s(const LinkCosts *costs, double members, double owners, double bytes);
+double cost_coded_spread_s(const LinkCosts *costs, bool last, double owners, double bytes);
 
 /* Of a collective that was timed: a line between the two nearest sizes, also beyond the largest; below the smallest
  * its time. NaN if it was not. */
 double cost_timed_s(const LinkCosts *costs, int64_t elems);
 
-/* Whether the costs are those with a compressor. */
+/* Whether the costs are those with a compressor, and those of what travels without. */
 bool cost_coded(const LinkCosts *costs);
+LinkCosts cost_dense(const LinkCosts *costs);
 
 #endif

@@ -97,15 +97,24 @@ typedef struct StageCosts {
     double work_s, inside_s, nic_s;
 } StageCosts;
 
-/* Of a stage that reduces `bytes`, `lanes` times side by side on each node. */
-static StageCosts stage_costs(const LinkCosts *costs, const Shape *shape, int stage, bool inside, double bytes,
-                              double lanes) {
+static int halves_of(PipelinePart part) { return part == PIPELINE_ALL ? 2 : 1; }
+
+static bool shares_memory(const LinkCosts *costs, bool coded) { return !coded && costs->copy_s_per_byte > 0; }
+
+/* Of a stage of `bytes`, `lanes` times side by side on each node. */
+static StageCosts stage_costs(const LinkCosts *costs, const Shape *shape, int stage, PipelinePart part, bool inside,
+                              double bytes, double lanes) {
     const double members = shape->members[stage], owners = shape->owners[stage];
     bool coded = shape->coded[stage], last = stage == shape->stages - 1;
-    bool shared = inside && !coded && costs->copy_s_per_byte > 0;
-    double moved = 2 * (members - 1) / owners * bytes * (coded ? costs->wire_ratio : 1);
-    StageCosts result = {.work_s = coded ? cost_coded_sum_s(costs, last, members, owners, bytes)
-                                         : cost_sum_s(costs, shared, members, owners, bytes)};
+    bool shared = inside && shares_memory(costs, coded);
+    double moved = halves_of(part) * (members - 1) / owners * bytes * (coded ? costs->wire_ratio : 1);
+    StageCosts result = {0};
+    if (part != PIPELINE_ALL_GATHER)
+        result.work_s += (coded ? cost_coded_sum_s : cost_sum_s)(costs, members, owners, bytes);
+    if (part != PIPELINE_REDUCE_SCATTER && coded)
+        result.work_s += cost_coded_spread_s(costs, last, owners, bytes);
+    else if (part != PIPELINE_REDUCE_SCATTER && shared)
+        result.work_s += cost_spread_s(costs, members, owners, bytes);
     if (inside && !shared)
         result.inside_s = moved * costs->s_per_byte[0];
     else if (!inside)
@@ -113,21 +122,22 @@ static StageCosts stage_costs(const LinkCosts *costs, const Shape *shape, int st
     return result;
 }
 
-static double predict_s(const Group *group, int64_t elems, const LinkCosts *costs, int columns_max) {
+/* In shared memory two messages stand at the ends of each half as of the whole: "mine is there", "yours is done". */
+static double predict_s(const Group *group, int64_t elems, const LinkCosts *costs, PipelinePart part, int columns_max) {
     Topology topology = topology_of(group);
-    Shape shape = shape_of(group, cost_coded(costs), costs->every_hop, columns_max);
+    Shape shape = shape_of(group, cost_coded(costs) && part != PIPELINE_ALL_GATHER, costs->every_hop, columns_max);
     if (shape.stages == 0 || elems == 0)
         return 0;
     const double S = (double)elems * sizeof(float), columns = topology.largest > 1 ? shape.owners[0] : 1;
     StageCosts inside = {0}, between = {0};
     double latency_s = 0;
     if (topology.largest > 1) {
-        inside = stage_costs(costs, &shape, 0, true, S, 1);
-        latency_s += 2 * costs->latency_s[0];
+        inside = stage_costs(costs, &shape, 0, part, true, S, 1);
+        latency_s += (shares_memory(costs, shape.coded[0]) ? 2 : halves_of(part)) * costs->latency_s[0];
     }
     if (topology.nodes > 1) {
-        between = stage_costs(costs, &shape, shape.stages - 1, false, S / columns, columns);
-        latency_s += 2 * costs->latency_s[1];
+        between = stage_costs(costs, &shape, shape.stages - 1, part, false, S / columns, columns);
+        latency_s += halves_of(part) * costs->latency_s[1];
     }
     double rank_s = inside.work_s + between.work_s;
     double busy_s = inside.inside_s + cost_work_s(costs, rank_s, columns * rank_s);
@@ -138,7 +148,10 @@ static int64_t hierarchical_scratch_elems(const Group *group, int64_t elems, con
     return scratch_elems(group, elems, codec, COLUMNS_ALL);
 }
 static double hierarchical_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
-    return predict_s(group, elems, costs, COLUMNS_ALL);
+    return predict_s(group, elems, costs, PIPELINE_ALL, COLUMNS_ALL);
+}
+static double hierarchical_predict_half_s(const Group *group, int64_t elems, const LinkCosts *costs, bool gather) {
+    return predict_s(group, elems, costs, gather ? PIPELINE_ALL_GATHER : PIPELINE_REDUCE_SCATTER, COLUMNS_ALL);
 }
 static Status hierarchical_allreduce(const Group *group, const Payload *payload) {
     return run(group, payload, PIPELINE_ALL, COLUMNS_ALL);
@@ -164,7 +177,7 @@ static int64_t leader_scratch_elems(const Group *group, int64_t elems, const Cod
     return scratch_elems(group, elems, codec, COLUMNS_ONE);
 }
 static double leader_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
-    return predict_s(group, elems, costs, COLUMNS_ONE);
+    return predict_s(group, elems, costs, PIPELINE_ALL, COLUMNS_ONE);
 }
 static Status leader_allreduce(const Group *group, const Payload *payload) {
     return run(group, payload, PIPELINE_ALL, COLUMNS_ONE);
@@ -177,6 +190,7 @@ const Collective collective_hierarchical = {.name = "hierarchical",
                                             .allreduce = hierarchical_allreduce,
                                             .reduce_scatter = hierarchical_reduce_scatter,
                                             .all_gather = hierarchical_all_gather,
+                                            .predict_half_s = hierarchical_predict_half_s,
                                             .owned = hierarchical_owned};
 const Collective collective_leader = {.name = "leader",
                                       .compresses = true,

@@ -37,23 +37,42 @@ static double busiest_nic(const Group *group) {
     return most;
 }
 
-static double reduce_scatter_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
-    const double N = group->size, S = (double)elems * sizeof(float);
+/* Of a member. */
+static double rank_work_s(const LinkCosts *costs, PipelinePart part, double N, double S, bool coded, bool shared) {
+    double work_s = 0;
+    if (part != PIPELINE_ALL_GATHER)
+        work_s += (coded ? cost_coded_sum_s : cost_sum_s)(costs, N, N, S);
+    if (part != PIPELINE_REDUCE_SCATTER && coded)
+        work_s += cost_coded_spread_s(costs, true, N, S);
+    else if (part != PIPELINE_REDUCE_SCATTER && shared)
+        work_s += cost_spread_s(costs, N, N, S);
+    return work_s;
+}
+
+static double predict_s(const Group *group, int64_t elems, const LinkCosts *costs, PipelinePart part) {
+    const double N = group->size, S = (double)elems * sizeof(float), halves = part == PIPELINE_ALL ? 2 : 1;
     Topology topology = topology_of(group);
-    bool coded = cost_coded(costs) && (costs->every_hop || topology.nodes > 1);
+    bool coded = cost_coded(costs) && (costs->every_hop || topology.nodes > 1) && part != PIPELINE_ALL_GATHER;
     bool shared = !coded && topology.nodes == 1 && costs->copy_s_per_byte > 0;
     Shape shape = shape_of(group, NULL);
     if (group->size == 1 || elems == 0)
         return 0;
-    double rank_s = coded ? cost_coded_sum_s(costs, true, N, N, S) : cost_sum_s(costs, shared, N, N, S);
+    double rank_s = rank_work_s(costs, part, N, S, coded, shared);
     double work_s = cost_work_s(costs, rank_s, topology.largest * rank_s);
-    double latency_s = 2 * costs->latency_s[topology.nodes > 1];
-    if (shared)
-        return latency_s + work_s;
-    double part = S / N * (coded ? costs->wire_ratio : 1);
-    double steps_s = 2 * cost_step_s(costs, (topology.largest - 1) * part, busiest_nic(group) * part);
+    double latency_s = costs->latency_s[topology.nodes > 1];
+    if (shared) /* "mine is there", "yours is done" */
+        return 2 * latency_s + work_s;
+    double chunk = S / N * (coded ? costs->wire_ratio : 1);
+    double steps_s = halves * cost_step_s(costs, (topology.largest - 1) * chunk, busiest_nic(group) * chunk);
     double pieces = topology.nodes > 1 ? (double)pipeline_segments(&shape, elems) : 1;
-    return latency_s + cost_overlap_s(steps_s - latency_s, work_s, pieces);
+    return halves * latency_s + cost_overlap_s(steps_s - halves * latency_s, work_s, pieces);
+}
+
+static double reduce_scatter_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
+    return predict_s(group, elems, costs, PIPELINE_ALL);
+}
+static double reduce_scatter_predict_half_s(const Group *group, int64_t elems, const LinkCosts *costs, bool gather) {
+    return predict_s(group, elems, costs, gather ? PIPELINE_ALL_GATHER : PIPELINE_REDUCE_SCATTER);
 }
 
 static Status run(const Group *group, const Payload *payload, PipelinePart part) {
@@ -83,4 +102,5 @@ const Collective collective_reduce_scatter = {.name = "reduce_scatter",
                                               .allreduce = reduce_scatter_allreduce,
                                               .reduce_scatter = reduce_scatter_reduce_scatter,
                                               .all_gather = reduce_scatter_all_gather,
+                                              .predict_half_s = reduce_scatter_predict_half_s,
                                               .owned = reduce_scatter_owned};
