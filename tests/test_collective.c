@@ -316,6 +316,51 @@ static void test_predictions(void **state) {
         }
 }
 
+static double half_s(const char *name, const Place *place, const LinkCosts *costs, bool gather) {
+    Transport transport;
+    Group group = still_group(&transport, place, 0);
+    return collective_find(name)->predict_half_s(&group, 1 << 24, costs, gather);
+}
+
+/* By hand: S = 2^26 bytes. The halves of an all-reduce are its messages one way, its sums, and its copies of sums. */
+static void test_predicted_halves(void **state) {
+    (void)state;
+    const double S = 4.0 * (1 << 24), a_i = 1e-6, a_e = 5e-5, b_i = 2e-10, b_e = 1e-9, g = 1e-10, c = 1.5e-10;
+    const double r = 0.25, q = 5e-10, d = 2e-10;
+    LinkCosts costs = {.latency_s = {a_i, a_e}, .s_per_byte = {b_i, b_e}, .add_s_per_byte = g, .copy_s_per_byte = c,
+                       .wire_ratio = 1};
+    const char *both[] = {"reduce_scatter", "hierarchical"};
+    for (int i = 0; i < 2; i++) { /* 8 ranks on shared memory: 8 arrays of S / 8 each are read, or written */
+        assert_close(half_s(both[i], place_named("1 node of 8"), &costs, false) / (2 * a_i + S / 2 * g), 1, 1e-9);
+        assert_close(half_s(both[i], place_named("1 node of 8"), &costs, true) / (2 * a_i + S / 2 * c), 1, 1e-9);
+    }
+    /* 4 nodes of 1: 3/4 of S each way; a sum of 4 takes 2 g for each value of a part, behind the NIC but for a segment */
+    for (int i = 0; i < 2; i++) {
+        double network = a_e + 3 * S / 4 * b_e, sum_s = half_s(both[i], place_named("4 nodes of 1"), &costs, false);
+        assert_true(sum_s > network && sum_s < network + S / 2 * g / 8);
+        assert_close(half_s(both[i], place_named("4 nodes of 1"), &costs, true) / network, 1, 1e-9);
+    }
+    /* 2 nodes of 4, nothing shared: inside 3/4 of S each way, between half of it, by all 4 together */
+    costs.copy_s_per_byte = 0;
+    double inside = 3 * S / 4 * b_i, between = S / 2 * b_e, latency = a_i + a_e;
+    double gather_s = half_s("hierarchical", place_named("2 nodes of 4"), &costs, true);
+    assert_true(gather_s > latency + between && gather_s < latency + between + inside / 8);
+    assert_close(half_s("reduce_scatter", place_named("2 nodes of 4"), &costs, true) / (a_e + 2 * S * b_e), 1, 1e-9);
+    /* a codec: gradients stop at the owner of the sum, who codes no result; parameters are not coded */
+    costs.wire_ratio = r, costs.encode_s_per_byte = q, costs.decode_add_s_per_byte = d;
+    assert_true(half_s("hierarchical", place_named("2 nodes of 4"), &costs, true) == gather_s);
+    costs.every_hop = true;
+    assert_true(half_s("hierarchical", place_named("2 nodes of 4"), &costs, true) == gather_s);
+    costs.s_per_byte[1] = 0;
+    for (int i = 0; i < 2; i++)
+        assert_close(half_s(both[i], place_named("4 nodes of 1"), &costs, false) / (a_e + S * q + S * d), 1, 1e-9);
+    double coded_inside = S * q + S * d + 3 * S / 4 * r * b_i, column = S / 4 * q + S / 4 * d;
+    assert_close(half_s("hierarchical", place_named("2 nodes of 4"), &costs, false) / (latency + coded_inside + column), 1,
+                 1e-9);
+    assert_true(half_s("hierarchical", place_named("1 node of 1"), &costs, true) == 0);
+    assert_true(half_s("reduce_scatter", place_named("1 node of 1"), &costs, false) == 0);
+}
+
 /* Of a collective that was timed: lines through the nearest sizes. */
 static void test_predicted_from_times(void **state) {
     (void)state;
@@ -430,7 +475,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_large),      cmocka_unit_test(test_slow_links),
     cmocka_unit_test(test_subgroups),      cmocka_unit_test(test_bytes),
     cmocka_unit_test(test_predicted_cores), cmocka_unit_test(test_predicted_codec),
-    cmocka_unit_test(test_predicted_from_times),
+    cmocka_unit_test(test_predicted_from_times), cmocka_unit_test(test_predicted_halves),
     cmocka_unit_test(test_topology),       cmocka_unit_test(test_scratch_is_bounded),
     cmocka_unit_test(test_predictions),    cmocka_unit_test(test_chunks),
     cmocka_unit_test(test_names),          cmocka_unit_test(test_native_is_refused),

@@ -586,6 +586,23 @@ static void test_bound_by_hand(void **state) {
     assert_close(bound_exposed_ms(NULL, 0, 40), 0, 0);
 }
 
+/* Parameters of 10, 20, 5 and 30 ms, one after the other. */
+static void test_bound_gather(void **state) {
+    (void)state;
+    /* forward needs nothing before it is there: at 10, 30, 35, 65 */
+    BoundArrival hidden[] = {{10, 10, 0}, {31, 20, 0}, {35, 5, 0}, {65, 30, 0}};
+    assert_close(bound_gather_ms(hidden, 4), 0, 0);
+    assert_close(hidden[1].finish_ms, 30, 0);
+    assert_close(hidden[3].finish_ms, 65, 0);
+    /* all at once: it stands still until the last one is there */
+    BoundArrival blocking[] = {{0, 10, 0}, {0, 20, 0}, {0, 5, 0}, {0, 30, 0}};
+    assert_close(bound_gather_ms(blocking, 4), 65, 0);
+    /* waits 0..10, works 8 until 18, waits until 30, works 8 until 38 (the third is long there), works 2, waits 40..65 */
+    BoundArrival mixed[] = {{0, 10, 0}, {8, 20, 0}, {16, 5, 0}, {18, 30, 0}};
+    assert_close(bound_gather_ms(mixed, 4), 10 + 12 + 25, 0);
+    assert_close(bound_gather_ms(NULL, 0), 0, 0);
+}
+
 static void test_bound_links(void **state) {
     (void)state;
     /* 2 x 4 ranks: each direction of a node's link */
@@ -619,6 +636,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_replay_memory_refuses),
     cmocka_unit_test(test_replay_threads),
     cmocka_unit_test(test_bound_by_hand),
+    cmocka_unit_test(test_bound_gather),
     cmocka_unit_test(test_bound_links),
 };
 

@@ -152,6 +152,94 @@ static void test_refused(void **state) {
     assert_refused_shards("loop.ranks=2 comm.bucket_bytes=4K", "comm.bucket_bytes");
 }
 
+/* ---- the prediction of a step ---- */
+
+typedef struct PredictedCase {
+    CommConfig config;
+    BucketStats buckets[64];
+    int count;
+    SyncPrediction prediction;
+} PredictedCase;
+
+static Status predicted_step(Sync *sync, const ParamTable *table) {
+    const struct timespec pause = {0, 500000};
+    sync_forward_begin(sync, NULL, 0);
+    for (int g = table->gradient_count - 1; g >= 0; g--) { /* as forward goes through the model */
+        sync_need(sync, g);
+        nanosleep(&pause, NULL);
+    }
+    TRY(sync_forward_end(sync));
+    sync_begin(sync);
+    for (int g = 0; g < table->gradient_count; g++) {
+        nanosleep(&pause, NULL);
+        sync_mark_ready(sync, g);
+    }
+    TRY(sync_wait(sync));
+    sync_commit(sync);
+    return OK;
+}
+
+static Status run_predicted_rank(Comm *comm, void *user) {
+    PredictedCase *test = user;
+    ParamTable table;
+    sync_table_make(&table);
+    size_t bytes = (size_t)table.elems * sizeof(float);
+    float *grads = memory_alloc(comm_memory(comm), bytes), *params = memory_alloc(comm_memory(comm), bytes);
+    memset(grads, 0, bytes);
+    memset(params, 0, bytes);
+    SyncSetup setup = {.table = &table, .grads = grads, .sharded = true, .params = params};
+    Sync *sync = NULL;
+    Status status = sync_create(&sync, comm, &test->config, &setup);
+    for (int step = 0; step < STEPS && status == OK; step++)
+        status = predicted_step(sync, &table);
+    if (status == OK && comm_rank(comm) == 0) {
+        test->count = sync_bucket_count(sync);
+        for (int b = 0; b < test->count; b++)
+            test->buckets[b] = sync_bucket_mean(sync, b);
+        test->prediction = sync_predict(sync);
+    }
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), params);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+/* From the table of buckets, in another way than bound.c's: forward waits as long as the latest bucket is late, and
+ * backward's last bucket is late by all that had to follow some bucket when that was ready. */
+static void test_predicted_step(void **state) {
+    (void)state;
+    for (int overlap = 0; overlap < 2; overlap++) {
+        PredictedCase test = {0};
+        LoopConfig loop = {0};
+        sync_settings(overlap ? "loop.ranks=4 comm.ranks_per_node=2 loop.gb_per_s_between=0.05 comm.bucket_bytes=32K "
+                                "comm.calibrate=yes"
+                              : "loop.ranks=3 loop.latency_inside_us=100 comm.bucket_bytes=32K comm.calibrate=yes "
+                                "comm.overlap=no",
+                      &test.config, &loop);
+        assert_ok(comm_run(&test.config, &loop, OK, run_predicted_rank, &test));
+        assert_in_range(test.count, 5, 63);
+        double arrived_ms = 0, late_ms = 0, reduced_ms = 0, end_ms = 0;
+        for (int b = test.count - 1; b >= 0; b--) {
+            const BucketStats *bucket = &test.buckets[b];
+            assert_true(bucket->gather_predicted_ms > 0 && bucket->gather_ms > 0 && bucket->needed_ms >= 0);
+            assert_true(b == 0 || test.buckets[b - 1].needed_ms >= bucket->needed_ms);
+            arrived_ms += bucket->gather_predicted_ms;
+            late_ms = fmax(late_ms, arrived_ms - bucket->needed_ms);
+            reduced_ms += bucket->predicted_ms;
+            end_ms = fmax(end_ms, bucket->ready_ms + reduced_ms);
+        }
+        assert_true(test.buckets[0].needed_ms >= test.buckets[test.count - 1].needed_ms + 4); /* behind 8 pauses */
+        assert_close(test.prediction.gather_exposed_ms, late_ms, 1e-9);
+        assert_true(test.prediction.compute_ms >= test.buckets[0].needed_ms + test.buckets[test.count - 1].ready_ms);
+        if (!overlap)
+            assert_close(test.prediction.reduce_exposed_ms, reduced_ms, 1e-9);
+        else /* sync_wait is called once the last one is ready */
+            assert_true(test.prediction.reduce_exposed_ms <= end_ms - test.buckets[test.count - 1].ready_ms + 1e-9 &&
+                        test.prediction.reduce_exposed_ms >= 0);
+    }
+}
+
 /* ---- the split embedding ---- */
 
 typedef struct EmbeddingCase {
@@ -343,6 +431,7 @@ static void test_split_embedding(void **state) {
 }
 
 static const struct CMUnitTest tests[] = {cmocka_unit_test(test_shards), cmocka_unit_test(test_refused),
+                                          cmocka_unit_test(test_predicted_step),
                                           cmocka_unit_test(test_split_embedding)};
 
 CHECK_MAIN(tests)
