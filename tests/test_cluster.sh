@@ -64,8 +64,19 @@ refuse 127 './nosuch: no program' -- ./nosuch
 refuse 127 './README.md: no program' --plain -- ./README.md
 refuse 'unknown option' --fast -- true
 refuse 'found 2$' --nodes 3 --ranks-per-node 1,2 -- true
-refuse '--rate: expected' --rate 1gigabyte -- true
+for rate in 1gigabyte 1kbit 101gbit 1.2.3mbit bit; do
+    refuse '--rate: expected a rate from 1mbit to 100gbit' --rate $rate -- true
+done
+for latency in . 1.2.3 1000.5; do
+    refuse "--latency: expected milliseconds in .0, 1000., found '$latency'" --latency $latency -- true
+done
 refuse '--down: expected' --down 2:1:1 -- true
+refuse '--down: expected' --down 1:.:1 -- true
+refuse '--nodes: expected a value' --nodes -- true
+for words in '-- true' 'btl -- true' 'btl'; do
+    # shellcheck disable=SC2086
+    refuse '--mca: expected the name of a parameter and a value' --mca $words
+done
 "$PWD/bench/cluster" --help | grep -q -- '--ranks-per-node' || fail "--help"
 for options in '--steps 2' '--repeats 0' '--nodes two' '--fast 1' '--hostfile' '--flat 8' '--flat 0' '--flat x' \
     '--cases zzz' '--cases (' '--bucket x' '--nodes 1 --ranks-per-node 1'; do
