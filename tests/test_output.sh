@@ -12,9 +12,12 @@ full() {
         [ "$(grep -c "^$name: " "$work/stderr")" = 1 ] || fail "$*: exit $code" "$work/stderr"
 }
 
-for script in bench/{own_host,cluster,speedup,accuracy,gpu} bench/*.sh; do
+for script in bench/{own_host,cluster,speedup,accuracy,gpu} bench/*.sh tests/mutants.sh; do
     "$script" --help >"$work/help" && grep -q "$script" "$work/help" || fail "$script --help: exit $?"
 done
+tests/mutants.sh mean_is_a_sum zzz >"$work/stdout" 2>"$work/stderr"
+[ $? = 2 ] && [ ! -s "$work/stdout" ] && grep -q '^mutants: no fault .* called zzz' "$work/stderr" ||
+    fail 'mutants zzz' "$work/stdout" "$work/stderr"
 for program in "$TRAIN" "$BUILD"/{generate,prepare,tokenize,extract_text,step,compressors,allreduce,overlap,gpu_rates,golden}; do
     [ -x "$program" ] || continue # gpu_rates is built for GPUs only
     name=$(basename "$program")
