@@ -121,10 +121,8 @@ static double cpu_s(const Bench *bench) {
     return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
 }
 
-/* Inside a single node nothing travels that --compress-scope between would compress. */
 static Codec *codec_of(const Bench *bench, const Collective *collective) {
-    bool travels = bench->codec && (comm_nodes(bench->comm) > 1 || bench->codec->every_hop);
-    return travels && collective && collective->compresses ? bench->codec : NULL;
+    return collective && collective->compresses ? bench->codec : NULL;
 }
 
 /* What each lane of the link carries. */
@@ -375,8 +373,6 @@ static Status print_header(const Bench *bench) {
     fprintf(out, "# %d rank%s on %d node%s, cores %s; transport %s; %s\n# median of %lld iterations; f32, sum\n",
             comm_ranks(comm), comm_ranks(comm) > 1 ? "s" : "", comm_nodes(comm), comm_nodes(comm) > 1 ? "s" : "", cores,
             comm_transport_name(comm), links, (long long)bench->options->iters);
-    if (bench->compressor && !codec_of(bench, &collective_reduce_scatter))
-        fprintf(out, "# one node: nothing is compressed, --compress-scope is between\n");
     if (bench->skipped)
         fprintf(out, "# left out, because they always send f32: naive, native, ring, tree\n");
     return OK;
@@ -389,6 +385,10 @@ static Status bench_run(Bench *bench) {
     bench->compressor = compressor_find(option_choice(comm_compressors, bench->options->compress));
     if (bench->compressor == &compressor_none)
         bench->compressor = NULL;
+    if (bench->compressor && bench->options->compress_scope == 0 && comm_nodes(comm) == 1)
+        return comm_agree(comm, bad_input("--compress %s: compresses between nodes, and all ranks are on one: expected "
+                                          "--compress_scope all or --ranks_per_node",
+                                          bench->compressor->name));
     bench->ring = link_ring(comm->transport, comm_nodes(comm) > 1 ? BETWEEN : INSIDE);
     TRY(comm_agree(comm, add_list(bench, bench->options->algorithm, true)));
     if (bench->count == 0)

@@ -6,16 +6,20 @@
 #     bench/embedding.sh [-g GB_PER_S] [-b BACKWARD_MS] [-s STEPS] [--json]
 set -eu
 rate=0.5 backward=3000 steps=4 json=
+stop() { echo "embedding: $*" >&2; exit 2; }
 while [ $# -gt 0 ]; do
     case $1 in
+    -g) [[ ${2-} =~ ^[0-9]{1,5}([.][0-9]+)?$ && $2 =~ [1-9] ]] || stop "-g: expected GB/s, found '${2-}'" ;;&
+    -[bs]) [[ ${2-} =~ ^[1-9][0-9]{0,5}$ ]] || stop "$1: expected a number from 1, found '${2-}'" ;;&
     -g) rate=$2; shift 2 ;;
     -b) backward=$2; shift 2 ;;
     -s) steps=$2; shift 2 ;;
     --json) json=1; shift ;;
     --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "embedding: unknown option '$1'; --help explains" >&2; exit 2 ;;
+    *) stop "unknown option '$1'; --help explains" ;;
     esac
 done
+[ -x ./train ] || stop "./train is missing here: make"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -23,11 +27,13 @@ trap 'rm -rf "$work"' EXIT
 one() {
     local name=$1 split=$2
     shift 2
-    ./train configs/gpt2.cfg run.out="$work/out" run.device=replay run.threads=1 replay.forward_ms=$((backward / 2)) \
-        replay.backward_ms="$backward" loop.ranks=8 comm.ranks_per_node=4 loop.latency_between_us=50 \
-        loop.gb_per_s_between="$rate" train.batch=4 train.seq_len=256 train.global_batch=8192 train.steps=$((steps + 1)) \
-        train.val_every=0 train.sample_every=0 train.save_every=0 comm.split_embedding="$split" "$@" >"$work/log" 2>&1 ||
-        { cat "$work/log" >&2; exit 1; }
+    ./train configs/gpt2.cfg run.out="$work/out" run.device=replay run.threads=1 \
+        replay.forward_ms=$((backward / 2)) replay.backward_ms="$backward" loop.ranks=8 comm.ranks_per_node=4 \
+        loop.latency_between_us=50 loop.gb_per_s_between="$rate" \
+        train.batch=4 train.seq_len=256 train.global_batch=8192 train.steps=$((steps + 1)) \
+        train.val_every=0 train.sample_every=0 train.save_every=0 comm.split_embedding="$split" "$@" \
+        >"$work/log" 2>&1 ||
+        { code=$?; echo "embedding: $(grep -m1 '^train: ' "$work/log" || tail -1 "$work/log")" >&2; exit $code; }
     for key in bytes_inter comm_ms comm_exposed_ms; do
         grep -o "\"$key\":[^,}]*" "$work/out/log.jsonl" | tail -n +2 | cut -d: -f2 | sort -g |
             awk '{ v[NR] = $1 } END { printf "%s\t", (v[int((NR + 1) / 2)] + v[int((NR + 2) / 2)]) / 2 }'
@@ -51,7 +57,8 @@ awk -F '\t' -v json="$json" '
         for (i = 1; i <= n; i++) {
             c = order[i]
             if (json)
-                printf "{\"case\": \"%s\", \"bytes_before\": %d, \"bytes_after\": %d, \"exposed_before_ms\": %.1f, \"exposed_after_ms\": %.1f}\n",
+                printf "{\"case\": \"%s\", \"bytes_before\": %d, \"bytes_after\": %d, " \
+                    "\"exposed_before_ms\": %.1f, \"exposed_after_ms\": %.1f}\n",
                     c, bytes[c], new_bytes[c], exposed[c], new_exposed[c]
             else
                 printf "%-16s %12.1f %12.1f %10.1f %10.1f %10.2f\n", c, bytes[c] / 1e6, new_bytes[c] / 1e6, exposed[c],

@@ -9,7 +9,7 @@
  *
  * Backward is replayed (model/ops_replay.h) or, with --real, computed. Steps with and without overlap take turns on the
  * same memory; medians over steps are shown. With --comm_share S the rate between nodes is set so that all buckets
- * together need S of backward there. */
+ * together need S of backward there. The embedding keeps one gradient, whatever comm.split_embedding says. */
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/report.h"
@@ -297,9 +297,11 @@ static Status report_all(const Runner *r) {
     BoundBucket *bounds = calloc((size_t)sync_bucket_count(r->syncs[0]), sizeof *bounds);
     if (!bounds)
         return fault("no memory for the bound");
-    if (!r->bench->options.json)
-        printf("%s on %s; a link's time %s\n\n", sync_plan(r->syncs[0]), comm_transport_name(r->comm),
-               rate_known(r) ? "follows from its rate" : "is as measured without overlap");
+    fprintf(r->bench->options.json ? stderr : stdout,
+            "%s on %s; a link's time %s\nThe embedding keeps one gradient%s\n\n",
+            sync_plan(r->syncs[0]), comm_transport_name(r->comm),
+            rate_known(r) ? "follows from its rate" : "is as measured without overlap",
+            r->bench->settings.comm.split_embedding ? ", as with comm.split_embedding=no" : "");
     bound(r, 0, bounds);
     report_buckets(r, bounds);
     if (!r->bench->options.json)

@@ -1,20 +1,23 @@
 #!/bin/bash
-# Puts known faults back, one at a time, and expects a test to catch each: exit 1 if one goes unnoticed. A fault is
-# tests/mutants/NAME.patch; its first lines name the test and, where `make test CUDA=0` does not do, how that is made:
+# Puts known faults back, one at a time, and expects a test to catch each: exit 1 if one goes unnoticed.
+#
+#     tests/mutants.sh [FAULT | TEST ...]     names of faults, or of tests for all that they must catch; default all
+#
+# A fault is tests/mutants/FAULT.patch; its first lines name the test and, where `make test CUDA=0` does not do, how
+# that is made:
 #
 #   Caught by: test_cuda_gpu
 #   Make: test CUDA=emulate
 #
 # The tree as it is is kept in build/mutants, once for each way to make it, so that a fault costs what it makes make
-# build anew, and its test. That test must pass there first. Arguments: names of faults, or of tests for all that they
-# must catch; default all.
+# build anew, and its test. That test must pass there first.
 set -u
 cd "$(dirname "$0")/.." || exit 1
+[ "${1-}" != --help ] || { sed -n '2,/^set/s/^# \{0,1\}//p' tests/mutants.sh; exit 0; }
 make=${MAKE:-make} room=$PWD/${BUILD:-build}/mutants start=$SECONDS
 unset BUILD TRAIN TEST CUDA MAKE MAKEFLAGS MFLAGS MAKELEVEL # of a make that runs this
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 CCACHE_NOHASHDIR=1
 [ -d /usr/lib/ccache ] && PATH=/usr/lib/ccache:$PATH
-mkdir -p "$room"
 
 # header NAME WORD: what the fault's patch says behind "WORD: "
 header() { sed -n "/^---/q;s/^$2: //p" "tests/mutants/$1.patch"; }
@@ -65,7 +68,8 @@ for patch in tests/mutants/*.patch; do
     faults+=("$name")
     [ -d "$(tree "$(made "$name")")" ] || new+=("$(tree "$(made "$name")")")
 done
-[[ $unknown =~ [^\ ] ]] && { echo "no fault and no test of one is called$unknown"; exit 2; }
+[[ $unknown =~ [^\ ] ]] && { echo "mutants: no fault and no test of one is called$unknown" >&2; exit 2; }
+mkdir -p "$room" || exit 1
 new=$(printf '%s\n' "${new[@]}" | sort -u | grep -c .)
 echo "mutants: ${#faults[@]} faults, one at a time; about $(((${#faults[@]} * 12 + new * 120) / 60 + 1)) minutes"
 [ $left_out = 0 ] || echo "left out, for want of CUDA's headers: $left_out"

@@ -64,9 +64,6 @@ for compress in bf16 int8 int4 topk int8_tensor; do
     grep -qx '# left out, because they always send f32: naive, native, ring, tree' "$work/errors" ||
         complain "$compress: nothing says what is left out"
 done
-start "$program" --loop-ranks 2 -b 8K -e 8K -n 2 --json --compress int8 --algorithm hierarchical
-grep -q '"compress": "none"' "$work/output" && grep -q '^# one node: nothing is compressed' "$work/errors" ||
-    complain 'one node: nothing travels between nodes'
 start "$program" --loop-ranks 2 -b 8K -e 8K -n 2 --compress int8 --compress-scope all --algorithm reduce_scatter
 grep -qE ' int8 +3\.94 ' "$work/output" || complain '--compress-scope all'
 start "$program" --loop-ranks 2 -b 64K -e 64K -n 2 --compress topk --density 0.1 --compress-scope all \
@@ -88,7 +85,9 @@ refuse 'needs two ranks' --algorithm link
 refuse 'expected at most --maxbytes' -b 1M -e 1K
 refuse "found '-z'" -z 3
 refuse 'compress: expected' --compress int9
-refuse '--compress int8: ring always sends f32' --loop-ranks 2 --compress int8 --algorithm hierarchical,ring
+refuse '--compress int8: .* on one: expected --compress_scope all or --ranks_per_node$' --loop-ranks 2 --compress int8
+refuse '--compress int8: ring always sends f32' --loop-ranks 2 --ranks-per-node 1 --compress int8 \
+    --algorithm hierarchical,ring
 
 # build/compressors: a row for each compressor and kind of data; what it does not know
 start "$BUILD/compressors" --mib 1 --iters 1 --json

@@ -64,21 +64,44 @@ refuse 127 './nosuch: no program' -- ./nosuch
 refuse 127 './README.md: no program' --plain -- ./README.md
 refuse 'unknown option' --fast -- true
 refuse 'found 2$' --nodes 3 --ranks-per-node 1,2 -- true
-refuse '--rate: expected' --rate 1gigabyte -- true
+for rate in 1gigabyte 1kbit 101gbit 1.2.3mbit bit; do
+    refuse '--rate: expected a rate from 1mbit to 100gbit' --rate $rate -- true
+done
+for latency in . 1.2.3 1000.5; do
+    refuse "--latency: expected milliseconds in .0, 1000., found '$latency'" --latency $latency -- true
+done
 refuse '--down: expected' --down 2:1:1 -- true
+refuse '--down: expected' --down 1:.:1 -- true
+refuse '--nodes: expected a value' --nodes -- true
+for words in '-- true' 'btl -- true' 'btl'; do
+    # shellcheck disable=SC2086
+    refuse '--mca: expected the name of a parameter and a value' --mca $words
+done
 "$PWD/bench/cluster" --help | grep -q -- '--ranks-per-node' || fail "--help"
-for options in '--steps 2' '--repeats 0' '--nodes two' '--fast 1' '--hostfile' '--flat 8' '--flat 0' '--flat x' \
-    '--cases zzz' '--cases (' '--bucket x' '--nodes 1 --ranks-per-node 1'; do
+# refuse_bench LINE NAME ARGUMENTS...: of bench/NAME
+refuse_bench() {
+    "bench/$2" "${@:3}" >"$work/out" 2>"$work/err"
+    [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q -- "^$2: $1" "$work/err" || fail "$*: $(cat "$work/err")"
+    [ ! -s "$work/out" ] || fail "$*: it writes something"
+}
+for options in '--steps 2' '--repeats 0' '--nodes two' '--nodes 0' '--nodes 1' '--nodes' '--hostfile' '--flat 8' \
+    '--flat 0' '--flat x' '--cases zzz' '--cases (' '--bucket x' '--bucket 3'; do
     # shellcheck disable=SC2086
-    bench/speedup --out "$work/none" $options >"$work/out" 2>"$work/err"
-    [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q '^speedup: ' "$work/err" || fail "speedup $options: $(cat "$work/err")"
+    refuse_bench "${options%% *}: " speedup --out "$work/none" $options
 done
-for options in '--only zzz' '--only' '--short --only f32.2' '--steps x' '--fast'; do
+refuse_bench "unknown option '--fast'; --help explains" speedup --fast
+refuse_bench '--out: expected a folder that can be written to, found /dev/full/x' speedup --out /dev/full/x
+(cd docs && ../bench/speedup --hostfile none) 2>&1 | grep -q "^speedup: --hostfile: $PWD/docs/none: " ||
+    fail 'speedup: a file of another folder'
+for options in '--only zzz' '--only' '--only f32.2 --short' '--steps x' '--steps 200' '--steps'; do
     # shellcheck disable=SC2086
-    bench/accuracy $options >"$work/out" 2>"$work/err"
-    [ $? = 2 ] && [ "$(wc -l <"$work/err")" = 1 ] && grep -q '^accuracy: ' "$work/err" || fail "accuracy $options: $(cat "$work/err")"
+    refuse_bench "${options%% *}: " accuracy $options
 done
-[ ! -e "$work/none" ] && [ ! -s "$work/out" ] || fail "what is refused writes something"
+refuse_bench "unknown argument '--fast'; --help explains" accuracy --fast
+for key in run.out train.steps comm.warmup_steps; do
+    refuse_bench "$key: " accuracy --short $key=1
+done
+[ ! -e "$work/none" ] || fail "what is refused writes something"
 bench/speedup --help | grep -q -- '--hostfile FILE' || fail "speedup --help"
 
 echo "- killed"

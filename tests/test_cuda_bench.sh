@@ -39,9 +39,10 @@ for row in 'copy within memory *\| [0-9]+ GB/s' 'matmul bf16, best shape' 'atten
 done
 grep -q 'not measured' "$work/out/gpu.md" && fail "not measured: $(cat "$work/out/gpu.md")"
 
-# With an mpirun but no MPI in the programs, ranks would fail.
-bench $([ $MPI = 0 ] || echo ranks) curves rates step || fail "what trains: exit $?: $(cat "$work/errors" "$work/out/gpu.md")"
-[ $MPI = 0 ] || grep -qE '^\| 2 ranks on the card, threads *\| .*ok' "$work/out/gpu.md" || fail "ranks: $(cat "$work/out/gpu.md")"
+bench ranks curves rates step || fail "what trains: exit $?: $(cat "$work/errors" "$work/out/gpu.md")"
+grep -qE '^\| 2 ranks on the card, threads *\| .*ok' "$work/out/gpu.md" || fail "ranks: $(cat "$work/out/gpu.md")"
+[ $MPI = 1 ] || grep -q '^gpu: 2 ranks on the card, MPI.*: not measured: .*MPI$' "$work/errors" ||
+    fail "without MPI: $(cat "$work/errors")"
 for row in 'losses, 25 steps, f32 *\| CPU .*ok' 'losses, 25 steps, bf16 *\| .*ok' \
     'step bf16, B2 T32 *\| [0-9.]+ ms, [0-9]+ tokens/s' 'MFU bf16, of the best matmul *\| [0-9.]*[1-9]' 'step f32'; do
     grep -qE "^\| $row" "$work/out/gpu.md" || fail "the table has no '$row': $(cat "$work/out/gpu.md")"

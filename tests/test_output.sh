@@ -12,9 +12,21 @@ full() {
         [ "$(grep -c "^$name: " "$work/stderr")" = 1 ] || fail "$*: exit $code" "$work/stderr"
 }
 
-for script in bench/{own_host,cluster,speedup,accuracy,gpu} bench/*.sh; do
+for script in bench/{own_host,cluster,speedup,accuracy,gpu} bench/*.sh tests/mutants.sh; do
     "$script" --help >"$work/help" && grep -q "$script" "$work/help" || fail "$script --help: exit $?"
 done
+for words in "scaling.sh -n 0|-n: expected a number" "scaling.sh -n|-n: expected a number" \
+    "scaling.sh -n 1 t.cfg|-n: expected two ranks" "scaling.sh --foo|unknown option '--foo'" \
+    "scaling.sh -b 3 t.cfg|expected -b to be a multiple" "embedding.sh -g 0|-g: expected GB/s" \
+    "embedding.sh -s|-s: expected a number" "embedding.sh 5|unknown option '5'"; do
+    # shellcheck disable=SC2086
+    bench/${words%%|*} >"$work/stdout" 2>"$work/stderr"
+    [ $? = 2 ] && [ ! -s "$work/stdout" ] && [ "$(wc -l <"$work/stderr")" = 1 ] &&
+        grep -q "^${words%%.sh*}: ${words#*|}" "$work/stderr" || fail "$words" "$work/stdout" "$work/stderr"
+done
+tests/mutants.sh mean_is_a_sum zzz >"$work/stdout" 2>"$work/stderr"
+[ $? = 2 ] && [ ! -s "$work/stdout" ] && grep -q '^mutants: no fault .* called zzz' "$work/stderr" ||
+    fail 'mutants zzz' "$work/stdout" "$work/stderr"
 for program in "$TRAIN" "$BUILD"/{generate,prepare,tokenize,extract_text,step,compressors,allreduce,overlap,gpu_rates,golden}; do
     [ -x "$program" ] || continue # gpu_rates is built for GPUs only
     name=$(basename "$program")

@@ -57,6 +57,7 @@ for algorithm in hierarchical ring reduce_scatter; do
 done
 
 overlap --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=1,3 loop.gb_per_s_between=1
+grep -qx 'The embedding keeps one gradient, as with comm.split_embedding=no' "$work/err" || fail 'the embedding' "$work/err"
 equal "unequal nodes" "$(value overlap nodes)" 2
 overlap --comm_share 1 --backward_ms 20 "$work/t.cfg" loop.ranks=4 comm.ranks_per_node=2,2
 equal "equal nodes as a list" "$(value overlap nodes)" 2

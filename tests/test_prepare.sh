@@ -125,9 +125,8 @@ mkdir "$work/killed"
 "$prepare" --out "$work/killed" x "$work/a.txt" "$work/slow" >/dev/null 2>&1 &
 pid=$!
 exec 9>"$work/slow"
-disown $pid # or the shell tells that it was killed
 kill -KILL $pid
-while kill -0 $pid 2>/dev/null; do sleep 0.02; done
+wait $pid 2>/dev/null # quietly: the shell would tell that it was killed
 exec 9>&-
 [ "$(ls "$work/killed" | tr '\n' ' ')" = "x_train_000000.bin.$pid.tmp x_val_000000.bin.$pid.tmp " ] ||
     fail "expected temporary files: $(ls "$work/killed")"
