@@ -120,8 +120,8 @@ static void tell(const Trainer *t, int64_t fits) {
     const RunMemory *m = &t->memory;
     log_fact(t->log, "memory", "%.2f of %.2f GB%s per rank: parameters %.2f, gradients %.2f, moments %.2f, activations "
              "%.2f, work %.2f, runtime %.2f; largest train.batch that fits: %lld",
-             gb(memory_total(m) + runtime_bytes(t)), gb(m->available), t->device.gpu ? " of a GPU" : "", gb(m->params), gb(m->grads), gb(m->moments),
-             gb(m->activations), gb(m->work), gb(runtime_bytes(t)), (long long)fits);
+             gb(memory_total(m) + runtime_bytes(t)), gb(m->available), t->device.gpu ? " of a GPU" : "", gb(m->params),
+             gb(m->grads), gb(m->moments), gb(m->activations), gb(m->work), gb(runtime_bytes(t)), (long long)fits);
 }
 
 /* The batch that every rank can take. */
