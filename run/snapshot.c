@@ -48,7 +48,8 @@ static bool is_leftover(const char *folder, const char *name) {
     if (length > 4 && strcmp(name + length - 4, ".tmp") == 0)
         return begins(name, "model") || begins(name, "state_") || begins(name, "residual");
     const char *number = strrchr(name, '_');
-    if ((!begins(name, "model_") && !begins(name, "residual")) || !number ||
+    bool ours = begins(name, "residual") || (begins(name, "model_") && number == name + strlen("model"));
+    if (!ours || !number ||
         sscanf(number, "_%lld.bin%n", &step, &end) != 1 || !end || number[end])
         return false;
     file_name(state, folder, "state", step);

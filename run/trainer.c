@@ -1,10 +1,10 @@
 #include "run/trainer.h"
 
-#include "base/file.h"
 #include "base/machine.h"
 #include "model/checkpoint.h"
 #include "run/interrupt.h"
 #include "run/memory.h"
+#include "run/outputs.h"
 #include "run/placement.h"
 #include "run/resume.h"
 #include "run/snapshot.h"
@@ -58,7 +58,7 @@ static Status check_input(Trainer *t) {
     TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_host_rank(t->comm)));
     if (!t->device.computes && s->run.resume)
         return config_error(s->config, "run.resume", "the replay device has nothing to resume");
-    return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
+    return t->rank == 0 ? outputs_check(s, t->train_data, t->val_data) : OK;
 }
 
 /* How gradients will be synchronised: told, and counted as memory. */
@@ -126,8 +126,9 @@ static Status allocate(Trainer *t) {
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || (trainer_grads_on_host(t) && !t->grads) || !t->inputs || !t->targets)
-        return fault("out of memory: parameters and gradients take %.2f GB, a step's tokens (train.global_batch) "
-                     "%.2f GB", 2e-9 * (double)bytes, 2e-9 * (double)(tokens * sizeof(int)));
+        return fault("out of memory on the host: parameters and gradients take %s, a step's tokens "
+                     "(train.global_batch) %s", bytes_text(2 * (double)bytes).text,
+                     bytes_text(2 * (double)(tokens * sizeof(int))).text);
     TRY(stage_create(&t->stage, &t->device, &t->table, t->params, t->grads));
     TRY(device_connect(&t->device, t->stage.params, t->table.elems));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
@@ -293,8 +294,8 @@ Status trainer_finish(Trainer *t) {
     if (t->trace)
         TRY(trace_write(t->trace, t->comm, t->settings->log.trace));
     bool in_vain = t->tried > 0 && t->updated == 0;
-    return comm_agree(t->comm, in_vain ? fault("all %lld steps were skipped, for a loss or gradient that was not "
-                                               "finite: the model has not changed", (long long)t->tried) : OK);
+    return comm_agree(t->comm, in_vain ? fault("every step was skipped (%lld of them), for a loss or gradient that was "
+                                               "not finite: the model has not changed", (long long)t->tried) : OK);
 }
 
 void trainer_destroy(Trainer *t) {

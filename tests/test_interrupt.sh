@@ -1,6 +1,6 @@
 #!/bin/bash
-# Ctrl-C and SIGTERM in the middle of a run, or of setting it up: one line from rank 0 that says where the run can go on,
-# the signal's exit code, no rank left.
+# Ctrl-C and SIGTERM in the middle of a run, or of setting it up: one line from rank 0 that says where the run can go
+# on, the signal's exit code, no rank left.
 . "$(dirname "$0")/script.sh"
 set -m # each command its own process group: Ctrl-C reaches it and not the script
 
