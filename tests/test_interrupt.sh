@@ -49,8 +49,8 @@ step=$(sed -n 's/.*checkpoint is of step \([0-9]*\),.*/\1/p' "$work/log")
 newest=$(ls "$work/out" | sed -n 's/^state_0*\([0-9]*\).bin$/\1/p' | tail -1) # one more may just have been completed
 "$TRAIN" "$work/t.cfg" run.out="$work/out" train.steps=$((newest + 1)) run.resume=yes >"$work/log" 2>&1 &&
     grep -q "after step $newest$" "$work/log" || fail resumed "$work/log"
-if [ "$MPI" = 1 ]; then # the launcher ends its ranks by SIGTERM
-    running INT any "$saved" mpirun --oversubscribe -n 2 "$TRAIN" train.save_every=2
+if [ "$MPI" = 1 ]; then # the launcher ends its ranks by SIGTERM, and by SIGKILL a rank that waits for a disk meanwhile
+    running INT any "there is no checkpoint (train.save_every)" mpirun --oversubscribe -n 2 "$TRAIN"
 fi
 
 finish
