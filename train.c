@@ -69,8 +69,11 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
 /* Clip and update; a step whose loss or gradient is not finite, which all ranks see alike, changes nothing. */
 static Status update(Trainer *t, StepLog *log) {
     const OptimConfig *optim = &t->settings->optim;
+    t->tried++;
     log->lr = learning_rate(optim, t->step, t->settings->train.steps);
     if (!t->device.computes) {
+        log->grad_norm = NAN;
+        t->updated++;
         sync_commit(t->sync);
         return OK;
     }
@@ -82,6 +85,7 @@ static Status update(Trainer *t, StepLog *log) {
                      t->stage.grads);
         TRY(shard ? stage_shard_out(&t->stage, shard) : stage_check(&t->stage));
         sync_commit(t->sync);
+        t->updated++;
     } else {
         t->skipped++;
     }
@@ -187,12 +191,15 @@ static Status train(Trainer *t) {
 static Status run_rank(Comm *comm, void *settings) {
     Trainer trainer = {.settings = settings, .comm = comm, .rank = comm_rank(comm), .ranks = comm_ranks(comm)};
     Status status = train(&trainer);
+    if (trainer.rank == 0 && status != FAULT) /* which may be that other ranks got the signal first */
+        interrupt_end();
     trainer_destroy(&trainer);
     return status;
 }
 
 int main(int argc, char **argv) {
     Settings settings = {0};
+    setvbuf(stdout, NULL, _IOLBF, BUFSIZ); /* a file shows each line when it is written, as a terminal does */
     Status status = comm_start(&argc, &argv);
     if (status == OK)
         status = settings_read(&settings, argc, argv);

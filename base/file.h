@@ -17,8 +17,8 @@ typedef struct FileMap {
 Status file_map(FileMap *map, const char *path);
 void file_unmap(FileMap *map); /* accepts a zeroed one */
 
-/* Copies bytes of the map: for files that stay mapped for long. BAD_INPUT naming `path` when the file has become shorter
- * in the meantime, or cannot be read any more, where reading the map itself would end the process. */
+/* Copies bytes of the map: for files that stay mapped for long. BAD_INPUT naming `path` when the file has become
+ * shorter in the meantime, or cannot be read any more, where reading the map itself would end the process. */
 Status file_map_read(const FileMap *map, const char *path, size_t offset, void *to, size_t bytes);
 
 /* Makes the folder and those above it. Fails with BAD_INPUT naming it. */

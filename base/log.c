@@ -18,6 +18,7 @@
 
 struct Log {
     int64_t steps, every, done; /* done: before this run */
+    bool computes; /* there is a loss to show */
     FILE *jsonl;
     char path[512]; /* of jsonl, for the warning */
     cJSON *facts;       /* of the header, until log_start */
@@ -48,11 +49,12 @@ enum { FIELD_COUNT = sizeof fields / sizeof *fields, VAL_FIELDS = 2 };
 
 static double *value_of(StepLog *step, int field) { return (double *)(void *)((char *)step + fields[field].offset); }
 
-Log *log_open(int64_t steps, int64_t every) {
+Log *log_open(int64_t steps, int64_t every, bool computes) {
     Log *log = calloc(1, sizeof *log);
     assert(log);
     log->steps = steps;
     log->every = every;
+    log->computes = computes;
     log->facts = cJSON_CreateObject();
     return log;
 }
@@ -177,12 +179,14 @@ void log_start(Log *log, const Config *config) {
 /* Within 80 columns. Speed and exposed communication are means since the last line. */
 static void print_step(Log *log, const StepLog *step) {
     double ms = log->sum.step_ms - log->shown.step_ms;
-    printf("step %5lld  loss %.4f  lr %.1e  %6.0f tok/s  comm %4.1f %%", (long long)step->step, step->loss, step->lr,
-           (log->tokens - log->shown_tokens) / (1e-3 * ms),
+    printf("step %5lld", (long long)step->step);
+    if (log->computes)
+        printf("  loss %.4f  lr %.1e", step->loss, step->lr);
+    printf("  %6.0f tok/s  comm %4.1f %%", (log->tokens - log->shown_tokens) / (1e-3 * ms),
            100 * (log->sum.comm_exposed_ms - log->shown.comm_exposed_ms) / ms);
     log->shown = log->sum;
     log->shown_tokens = log->tokens;
-    if (step->validated)
+    if (step->validated && log->computes)
         printf("  val %.4f", step->val_loss);
     if (step->skipped)
         printf("  skipped %lld", (long long)step->skipped);
@@ -225,8 +229,10 @@ void log_step(Log *log, const StepLog *step) {
 }
 
 void log_progress(Log *log, double steps_done) {
-    char what[96];
-    snprintf(what, sizeof what, "step %.0f/%lld  loss %.3f", floor(steps_done), (long long)log->steps, log->last.loss);
+    char what[96], loss[32] = "";
+    if (log->computes)
+        snprintf(loss, sizeof loss, "  loss %.3f", log->last.loss);
+    snprintf(what, sizeof what, "step %.0f/%lld%s", floor(steps_done), (long long)log->steps, loss);
     progress_update(&log->progress, steps_done - (double)log->done, what);
 }
 
@@ -274,7 +280,7 @@ static void print_loss(const Log *log) {
     putchar('\n');
 }
 
-double log_summary(Log *log, bool computed) {
+double log_summary(Log *log) {
     clear_progress(log);
     if (log->count == 0)
         return 0;
@@ -291,7 +297,7 @@ double log_summary(Log *log, bool computed) {
     print_share("other", total_ms - sum->forward_ms - sum->backward_ms - sum->update_ms - sum->comm_exposed_ms, log);
     print_share("total", total_ms, log);
     putchar('\n');
-    if (computed)
+    if (log->computes)
         print_loss(log);
     printf("  %-12s %.0f tokens per second\n", "speed", tokens_per_s);
     if (sum->bytes_intra + sum->bytes_inter > 0)

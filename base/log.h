@@ -30,9 +30,9 @@ typedef struct StepLog {
 
 typedef struct Log Log;
 
-/* `steps` is the last step of the run; every `every` steps there is a line on the terminal. Owned; log_close accepts
- * NULL. */
-Log *log_open(int64_t steps, int64_t every);
+/* `steps` is the last step of the run; every `every` steps there is a line on the terminal, without the loss where
+ * nothing is computed. Owned; log_close accepts NULL. */
+Log *log_open(int64_t steps, int64_t every, bool computes);
 void log_close(Log *log);
 
 /* Starts log.jsonl at `path`, or goes on in the one that is there when the run resumes after step `done` > 0: lines
@@ -48,8 +48,7 @@ void log_step(Log *log, const StepLog *step); /* once per step */
 void log_progress(Log *log, double steps_done); /* inside a step: 12.25 is a quarter of step 13 */
 void log_text(Log *log, const char *title, const char *prompt, const char *text); /* a sample: title, prompt + text */
 
-/* The closing table, from all steps, without the loss where nothing was computed; log_fact may add lines behind it.
- * Returns the mean tokens per second. */
-double log_summary(Log *log, bool computed);
+/* The closing table, from all steps; log_fact may add lines behind it. Returns the mean tokens per second. */
+double log_summary(Log *log);
 
 #endif

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "base/memory.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -39,6 +40,13 @@ void *memory_alloc(const Allocator *allocator, size_t bytes) {
 const Allocator *memory_refused(size_t *bytes) {
     *bytes = refused_bytes;
     return refuser;
+}
+
+BytesText bytes_text(double bytes) {
+    BytesText result;
+    double unit = bytes >= 1e8 ? 1e9 : bytes >= 1e5 ? 1e6 : 1e3;
+    snprintf(result.text, sizeof result.text, "%.2f %s", bytes / unit, unit > 1e6 ? "GB" : unit > 1e3 ? "MB" : "kB");
+    return result;
 }
 
 void memory_free(const Allocator *allocator, void *memory) { allocator->free(allocator->context, memory); }

@@ -21,4 +21,10 @@ const Allocator *memory_refused(size_t *bytes);
 
 void memory_free(const Allocator *allocator, void *memory);
 
+/* "1.50 GB", "12.00 MB", "4.10 kB": so much, in a unit that shows it. */
+typedef struct BytesText {
+    char text[24];
+} BytesText;
+BytesText bytes_text(double bytes);
+
 #endif

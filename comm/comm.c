@@ -42,7 +42,7 @@ const Option comm_options[] = {
     {"verify_every", OPTION_INT, offsetof(CommConfig, verify_every), "0", 0, 1e9,
      .help = "steps between comparisons of the ranks' parameters; 0: never"},
     {"timeout_s", OPTION_INT, offsetof(CommConfig, timeout_s), "300", 1, 1e6,
-     .help = "a rank that waits longer for another gives up: longer than a step takes, and than rank 0 takes to save"},
+     .help = "a rank gives up when nothing arrives from another for so long: more than a step or saving takes"},
     {"compress", OPTION_CHOICE, offsetof(CommConfig, compress), "none", .choices = comm_compressors,
      .help = "what gradients travel as, instead of f32; int8_tensor: one scale per tensor, a baseline to compare with"},
     {"compress_scope", OPTION_CHOICE, offsetof(CommConfig, compress_scope), "between", .choices = "between|all",

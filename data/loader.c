@@ -164,6 +164,7 @@ void loader_close(Loader *loader) {
 
 int64_t loader_tokens(const Loader *loader) { return loader->tokens; }
 int loader_shards(const Loader *loader) { return loader->shard_count; }
+const char *loader_shard(const Loader *loader, int i) { return loader->shards[i].path; }
 int64_t loader_sequences(const Loader *loader) { return loader->first[loader->shard_count]; }
 
 /* One pass through the network: (left, right) -> (right, left ^ f(right)), a bijection whatever f is. */

@@ -32,6 +32,7 @@ void loader_close(Loader *loader); /* accepts NULL */
 
 int64_t loader_tokens(const Loader *loader);
 int loader_shards(const Loader *loader);
+const char *loader_shard(const Loader *loader, int i); /* its file */
 int64_t loader_sequences(const Loader *loader); /* n, per epoch; at least 1 */
 
 /* Copies the sequences at global positions position .. position+count-1 into inputs and targets, i32[count*T] each.

@@ -22,8 +22,8 @@ typedef struct Shard {
 Status shard_open(Shard *shard, const char *path);
 void shard_close(Shard *shard); /* accepts a zeroed one */
 
-/* ids i32[count]: tokens first .. first+count-1. BAD_INPUT with file and position unless all are below `vocab`, and when
- * the file was cut since it was opened. */
+/* ids i32[count]: tokens first .. first+count-1. BAD_INPUT with file and position unless all are below `vocab`, and
+ * when the file was cut since it was opened. */
 Status shard_read(const Shard *shard, int64_t first, int64_t count, int vocab, int *ids);
 
 /* Streams one shard to disk, complete or absent. 16-bit tokens when vocab <= 65,536, else 32-bit. */

@@ -52,8 +52,9 @@ static void backward_head(Pass *pass, float scale) {
     for (int first = 0; first < pass->rows; first += model->head_rows) {
         int count = pass->rows - first < model->head_rows ? pass->rows - first : model->head_rows;
         size_t at = (size_t)first * (size_t)pass->C;
-        pass->ops->head_backward(pass->context, model->losses + first, model->logits, act_at(pass->ops, model->dnarrow, at),
-                                 model->grads + model->wte, act_at(pass->ops, model->lnf, at), model->params + model->wte,
+        pass->ops->head_backward(pass->context, model->losses + first, model->logits,
+                                 act_at(pass->ops, model->dnarrow, at), model->grads + model->wte,
+                                 act_at(pass->ops, model->lnf, at), model->params + model->wte,
                                  model->targets + first, count, pass->C, model->config.vocab,
                                  model->config.vocab_padded, scale, pass->accumulate || first > 0);
     }

@@ -6,7 +6,7 @@
  *
  *   Gradients  about normal, deviation 1e-4, of (seed, rank). Written once, by the first backward whose `accumulate` is
  *              false; later ones leave what the synchronisation made of them, and cost nothing. Rows of padding are 0.
- *   Loss       ln V in every step: nothing is learnt. */
+ *   Loss       none, NaN: nothing is computed. */
 #ifndef MODEL_OPS_REPLAY_H
 #define MODEL_OPS_REPLAY_H
 

@@ -38,8 +38,8 @@ typedef struct TimedOps {
  * attention_cached pass through without a call of `took`. */
 void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *user);
 
-/* For a device that computes later than it is asked to: `took` is called by timed_ops_settle, which the caller calls when
- * the stamps are filled in, for the first 4,096 operations since it did so before. */
+/* For a device that computes later than it is asked to: `took` is called by timed_ops_settle, which the caller calls
+ * when the stamps are filled in, for the first 4,096 operations since it did so before. */
 Status timed_ops_use_stamps(TimedOps *timed, StampFn *stamp, void *gpu);
 void timed_ops_settle(TimedOps *timed);
 void timed_ops_free(TimedOps *timed); /* accepts a zeroed one */

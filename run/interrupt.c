@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 static char run_folder[OPTION_TEXT]; /* set before there is a handler */
-static atomic_llong step_done, step_saved;
+static atomic_llong step_done = -1, step_saved; /* -1: still setting up */
 
 typedef struct Line {
     char text[2 * OPTION_TEXT];
@@ -37,11 +37,15 @@ static void add_number(Line *line, long long number) {
 
 static void on_signal(int number) {
     Line line = {.used = 0};
-    long long saved = atomic_load(&step_saved);
+    long long done = atomic_load(&step_done), saved = atomic_load(&step_saved);
     add(&line, isatty(STDERR_FILENO) ? "\n" : ""); /* behind a line of progress */
     add(&line, program_invocation_short_name);
-    add(&line, ": stopped after step ");
-    add_number(&line, atomic_load(&step_done));
+    if (done < 0) {
+        add(&line, ": stopped while setting up, before any step");
+    } else {
+        add(&line, ": stopped after step ");
+        add_number(&line, done);
+    }
     if (saved > 0) {
         add(&line, "; the last checkpoint is of step ");
         add_number(&line, saved);
@@ -49,24 +53,29 @@ static void on_signal(int number) {
         add(&line, run_folder);
         add(&line, ": run.resume=yes goes on from it\n");
     } else {
-        add(&line, "; there is no checkpoint (train.save_every)\n");
+        add(&line, done < 0 ? "\n" : "; there is no checkpoint (train.save_every)\n");
     }
     if (write(STDERR_FILENO, line.text, line.used) < 0)
         errno = 0; /* there is nobody to tell */
     raise(number);
 }
 
-void interrupt_watch(const char *folder, int64_t step) {
+static void set_handler(void (*handler)(int)) {
     const int numbers[] = {SIGINT, SIGTERM};
-    snprintf(run_folder, sizeof run_folder, "%s", folder);
-    interrupt_step(step);
-    interrupt_saved(step);
     for (int i = 0; i < 2; i++) {
-        struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND}, before;
+        struct sigaction action = {.sa_handler = handler, .sa_flags = (int)SA_RESETHAND}, before;
         if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(numbers[i], &action, NULL);
     }
 }
+
+void interrupt_watch(const char *folder, int64_t saved) {
+    snprintf(run_folder, sizeof run_folder, "%s", folder);
+    interrupt_saved(saved);
+    set_handler(on_signal);
+}
+
+void interrupt_end(void) { set_handler(SIG_DFL); }
 
 void interrupt_step(int64_t step) { atomic_store(&step_done, step); }
 void interrupt_saved(int64_t step) { atomic_store(&step_saved, step); }

@@ -6,11 +6,12 @@
 
 #include <stdint.h>
 
-/* From now on. `step` has been done, and is the newest checkpoint in `folder` unless it is 0. A signal that is ignored
- * stays so. */
-void interrupt_watch(const char *folder, int64_t step);
+/* From now on, where setting up begins. `saved` is the newest checkpoint in `folder` that a run would go on from, 0:
+ * none. A signal that is ignored stays so. */
+void interrupt_watch(const char *folder, int64_t saved);
 
-void interrupt_step(int64_t step);  /* has been done */
+void interrupt_step(int64_t step);  /* has been done: the first call ends setting up */
 void interrupt_saved(int64_t step); /* its checkpoint is complete */
+void interrupt_end(void); /* a signal ends the process without a line again: all has been said */
 
 #endif

@@ -101,10 +101,15 @@ static Status find_available(Trainer *t, size_t *bytes) {
 
 /* ---- what is needed ---- */
 
+/* Of a rank's step: inputs and targets. */
+static size_t token_bytes(const Trainer *t) {
+    const TrainSettings *s = &t->settings->train;
+    return 2 * (size_t)(s->batch * s->seq_len * t->micro_steps) * sizeof(int);
+}
+
 static void add_up(Trainer *t, const SyncOutline *sync, size_t *host_bytes) {
     const Settings *s = t->settings;
     size_t params = (size_t)t->table.elems * sizeof(float);
-    size_t tokens = 2 * (size_t)(s->train.batch * s->train.seq_len * t->micro_steps) * sizeof(int);
     size_t rows = (size_t)trainer_lookup_elems(t) * sizeof(float), norm = norm_plan_bytes(&t->table, t->device.optim);
     size_t device = device_bytes(&t->device, t->table.elems, (int)s->train.batch);
     bool on_gpu = t->device.gpu != NULL, sync_here = !on_gpu || comm_on_gpu(t->comm);
@@ -112,7 +117,7 @@ static void add_up(Trainer *t, const SyncOutline *sync, size_t *host_bytes) {
     t->memory.moments = t->device.computes ? adamw_bytes(&t->table, sync->shard.slices ? &sync->shard : NULL) : 0;
     t->memory.activations = batch_bytes(t, s->train.batch) - device;
     t->memory.work = device + norm + rows + (sync_here ? sync->bytes : 0);
-    *host_bytes = tokens + (sync_here ? 0 : sync->bytes);
+    *host_bytes = token_bytes(t) + (sync_here ? 0 : sync->bytes);
     *host_bytes += on_gpu ? (trainer_grads_on_host(t) ? 2 : 1) * params + rows : memory_total(&t->memory);
 }
 
@@ -120,8 +125,8 @@ static void tell(const Trainer *t, int64_t fits) {
     const RunMemory *m = &t->memory;
     log_fact(t->log, "memory", "%.2f of %.2f GB%s per rank: parameters %.2f, gradients %.2f, moments %.2f, activations "
              "%.2f, work %.2f, runtime %.2f; largest train.batch that fits: %lld",
-             gb(memory_total(m) + runtime_bytes(t)), gb(m->available), t->device.gpu ? " of a GPU" : "", gb(m->params), gb(m->grads), gb(m->moments),
-             gb(m->activations), gb(m->work), gb(runtime_bytes(t)), (long long)fits);
+             gb(memory_total(m) + runtime_bytes(t)), gb(m->available), t->device.gpu ? " of a GPU" : "", gb(m->params),
+             gb(m->grads), gb(m->moments), gb(m->activations), gb(m->work), gb(runtime_bytes(t)), (long long)fits);
 }
 
 /* The batch that every rank can take. */
@@ -144,9 +149,13 @@ Status memory_check(Trainer *t, const SyncOutline *sync) {
     if (t->rank == 0)
         tell(t, fits);
     advice(t, fits, text, sizeof text);
+    if (token_bytes(t) > (size_t)machine_memory_available())
+        snprintf(text, sizeof text, "a step's tokens alone take %s; lower train.global_batch",
+                 bytes_text((double)token_bytes(t)).text);
     if (t->device.gpu && memory_total(m) + runtime_bytes(t) > m->available)
-        return bad_input("each rank needs %.2f GB of its GPU's memory, %.2f GB are free for it; %s",
-                         gb(memory_total(m) + runtime_bytes(t)), gb(m->available), text);
+        return bad_input("each rank needs %s of its GPU's memory, %s are free for it; %s",
+                         bytes_text((double)(memory_total(m) + runtime_bytes(t))).text,
+                         bytes_text((double)m->available).text, text);
     return placement_memory(t->comm, (double)(host_bytes + runtime_bytes(t)), text);
 }
 
@@ -166,6 +175,6 @@ Status memory_explain(const Trainer *t, Status status, size_t later) {
     else
         advice(t, wanted - available < varying ? largest_batch(t, varying - (wanted - available)) : 0, text,
                sizeof text);
-    return fault("out of memory on the %s: %.2f GB asked for, %.2f GB are free; %s", on_gpu ? "GPU" : "host", gb(asked),
-                 gb(available), text);
+    return fault("out of memory on the %s: %s asked for, %s are free; %s", on_gpu ? "GPU" : "host",
+                 bytes_text((double)asked).text, bytes_text((double)available).text, text);
 }

@@ -1,6 +1,7 @@
 #include "run/placement.h"
 
 #include "base/machine.h"
+#include "base/memory.h"
 
 #include <omp.h>
 #include <stdlib.h>
@@ -50,7 +51,7 @@ Status placement_memory(Comm *comm, double bytes_per_rank, const char *advice) {
     int ranks = comm_host_ranks(comm);
     double needed = bytes_per_rank * ranks, available = (double)machine_memory_available();
     if (needed > available)
-        return bad_input("the run needs %.2f GB of memory for %d rank%s on this machine, %.2f GB are free; %s",
-                         1e-9 * needed, ranks, ranks > 1 ? "s" : "", 1e-9 * available, advice);
+        return bad_input("the run needs %s of memory for %d rank%s on this machine, %s are free; %s",
+                         bytes_text(needed).text, ranks, ranks > 1 ? "s" : "", bytes_text(available).text, advice);
     return OK;
 }

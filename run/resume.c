@@ -15,22 +15,46 @@ static Status whole_array(const RunState *run, float **array) {
     return comm_agree(run->comm, *array || !root ? OK : fault("no memory to gather a checkpoint"));
 }
 
-/* ---- how gradients travel ---- */
+/* ---- what a run should keep ---- */
 
-typedef char SyncText[sizeof((Snapshot *)0)->sync];
+/* "KEY=VALUE KEY=VALUE ", for the checkpoint. */
+typedef struct Words {
+    char *text;
+    size_t size;
+    const char *wanted; /* of the settings: their names, a space behind each */
+} Words;
 
-static void add_word(char *text, const char *key, const char *value) {
-    size_t used = strlen(text);
-    snprintf(text + used, sizeof(SyncText) - used, "%s=%s ", key, value);
+static void add_word(const Words *words, const char *key, const char *value) {
+    size_t used = strlen(words->text);
+    snprintf(words->text + used, words->size - used, "%s=%s ", key, value);
 }
 
-static void add_setting(void *text, const char *section, const char *key, const char *value) {
-    static const char *const wanted[] = {"comm.compress", "comm.compress_scope", "comm.error_feedback", "optim.zero"};
+static void add_count(const Words *words, const char *key, int64_t count) {
+    char value[24];
+    snprintf(value, sizeof value, "%lld", (long long)count);
+    add_word(words, key, value);
+}
+
+static void add_setting(void *user, const char *section, const char *key, const char *value) {
+    const Words *words = user;
     char name[96];
-    snprintf(name, sizeof name, "%s.%s", section, key);
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
-        if (strcmp(name, wanted[i]) == 0)
-            add_word(text, name, value);
+    snprintf(name, sizeof name, "%s.%s ", section, key);
+    if (!strstr(words->wanted, name))
+        return;
+    name[strlen(name) - 1] = 0;
+    add_word(words, name, value);
+}
+
+/* All that decides what is learnt from what, but for sizes, which must stay. With other ones a run goes on as a user
+ * may well want it to; another order of the sequences repeats some in this epoch and leaves some out. */
+static void describe_run(const RunState *run, char *text, size_t size) {
+    Words words = {text, size, "run.seed data.shuffle train.steps train.dtype optim.lr optim.min_lr_ratio optim.warmup "
+                               "optim.schedule optim.decay_ratio optim.beta1 optim.beta2 optim.eps optim.weight_decay "
+                               "optim.grad_clip "};
+    text[0] = 0;
+    config_visit(run->settings->config, add_setting, &words);
+    add_count(&words, "train.global_batch", run->step_tokens);
+    add_count(&words, "data.train_tokens", run->data_tokens);
 }
 
 /* How many ranks each node has, "3,2"; where they do not stand in a row, or the list is long, the number of nodes and a
@@ -55,17 +79,17 @@ static void list_nodes(const Comm *comm, char *word, size_t size) {
 }
 
 /* All that decides where values are quantised, and by what. */
-static void describe_sync(const RunState *run, char *text) {
+static void describe_sync(const RunState *run, char *text, size_t size) {
     char word[64];
+    Words words = {text, size, "comm.compress comm.compress_scope comm.error_feedback optim.zero "};
     const char *plan = sync_plan(run->sync);
     text[0] = 0;
-    config_visit(run->settings->config, add_setting, text);
+    config_visit(run->settings->config, add_setting, &words);
     snprintf(word, sizeof word, "%.*s", (int)strcspn(plan, ",:"), plan);
-    add_word(text, "algorithm", word);
-    snprintf(word, sizeof word, "%d", comm_ranks(run->comm));
-    add_word(text, "ranks", word);
+    add_word(&words, "algorithm", word);
+    add_count(&words, "ranks", comm_ranks(run->comm));
     list_nodes(run->comm, word, sizeof word / 2);
-    add_word(text, "nodes", word);
+    add_word(&words, "nodes", word);
 }
 
 /* Of "KEY=VALUE KEY=VALUE ...", "" when there is no such key. */
@@ -77,7 +101,7 @@ static void value_of(const char *text, const char *key, size_t key_length, char 
 }
 
 /* "KEY was A, is B; " for each that differs. Returns whether any but the compressor does. */
-static bool list_changes(const char *before, const char *now, char *note) {
+static bool list_changes(const char *before, const char *now, char *note, size_t size) {
     static const char compressor[] = "comm.compress=";
     bool others = false;
     note[0] = 0;
@@ -88,19 +112,30 @@ static bool list_changes(const char *before, const char *now, char *note) {
         value_of(now, at, key_length, is, sizeof is);
         if (strcmp(was, is) == 0)
             continue;
-        snprintf(note + used, RESUME_NOTE - used, "%.*s was %s, is %s; ", (int)key_length, at, was[0] ? was : "not saved",
-                 is);
+        snprintf(note + used, size - used, "%.*s was %s, is %s; ", (int)key_length, at,
+                 was[0] ? was : "not saved", is);
         others |= strncmp(at, compressor, sizeof compressor - 1) != 0;
     }
     return others;
 }
 
+static void compare_run(const RunState *run, char *note, size_t size) {
+    char now[sizeof run->snapshot->run];
+    note[0] = 0;
+    if (!run->snapshot->run[0])
+        return; /* an older checkpoint, which does not say */
+    describe_run(run, now, sizeof now);
+    list_changes(run->snapshot->run, now, note, size);
+    if (note[0])
+        note[strlen(note) - 2] = 0; /* of the last "; " */
+}
+
 /* Whether the checkpoint's residuals fit. */
-static bool compare_sync(const RunState *run, char *note) {
-    SyncText now;
+static bool compare_sync(const RunState *run, char *note, size_t size) {
+    char now[sizeof run->snapshot->sync];
     bool saved = run->snapshot->residuals > 0, wanted = sync_residuals(run->sync) > 0;
-    describe_sync(run, now);
-    bool fit = !list_changes(run->snapshot->sync, now, note) && saved && wanted;
+    describe_sync(run, now, sizeof now);
+    bool fit = !list_changes(run->snapshot->sync, now, note, size) && saved && wanted;
     if (!note[0])
         return fit;
     if (!saved && !wanted)
@@ -110,7 +145,7 @@ static bool compare_sync(const RunState *run, char *note) {
                       : saved ? wanted ? "the residuals of error feedback do not fit, and start at zero"
                                        : "the residuals of error feedback are dropped"
                               : "residuals of error feedback start at zero",
-                RESUME_NOTE - 1 - strlen(note));
+                size - 1 - strlen(note));
     return fit;
 }
 
@@ -130,7 +165,8 @@ static Status save_residuals(const RunState *run, const char *folder, float *arr
 
 static Status save_state(const RunState *run, const char *folder, int64_t keep, float *m, float *v) {
     int64_t elems = run->snapshot->table->elems;
-    describe_sync(run, run->snapshot->sync);
+    describe_sync(run, run->snapshot->sync, sizeof run->snapshot->sync);
+    describe_run(run, run->snapshot->run, sizeof run->snapshot->run);
     TRY(save_residuals(run, folder, m));
     TRY(shard_collect(run->comm, run->sync, run->adamw->m, elems, m));
     TRY(shard_collect(run->comm, run->sync, run->adamw->v, elems, v));
@@ -161,8 +197,8 @@ static Status load_residual(const RunState *run, const char *folder, const char 
                                   folder, name, (long long)run->snapshot->step);
 }
 
-static Status load_residuals(const RunState *run, const char *folder, float *array, char *note) {
-    bool fit = array && compare_sync(run, note);
+static Status load_residuals(const RunState *run, const char *folder, float *array, ResumeNotes *notes) {
+    bool fit = array && compare_sync(run, notes->sync, sizeof notes->sync);
     TRY(comm_broadcast(run->comm, &fit, sizeof fit, 0));
     for (int i = 0; fit && i < sync_residuals(run->sync); i++) {
         char name[SNAPSHOT_ARRAY_NAME];
@@ -187,7 +223,7 @@ static Status share(const RunState *run, const float *m, const float *v) {
     return OK;
 }
 
-Status resume_load(const RunState *run, const char *folder, int64_t step, char note[RESUME_NOTE]) {
+Status resume_load(const RunState *run, const char *folder, int64_t step, ResumeNotes *notes) {
     float *m = NULL, *v = NULL;
     Status status = whole_array(run, &m);
     if (status == OK)
@@ -199,7 +235,9 @@ Status resume_load(const RunState *run, const char *folder, int64_t step, char n
     if (status == OK)
         status = share(run, m, v);
     if (status == OK)
-        status = load_residuals(run, folder, m, note);
+        status = load_residuals(run, folder, m, notes);
+    if (status == OK && m)
+        compare_run(run, notes->settings, sizeof notes->settings);
     memory_free(&host_memory, m);
     memory_free(&host_memory, v);
     return status;

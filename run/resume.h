@@ -16,16 +16,20 @@ typedef struct RunState {
     AdamW *adamw;
     Snapshot *snapshot; /* m, v and sync are not used. The counters are those of the step that was done last */
     const Settings *settings;
+    int64_t step_tokens, data_tokens; /* of a step, over all ranks; of the training data */
 } RunState;
 
-enum { RESUME_NOTE = 512 };
+/* What has changed since the checkpoint, and what became of it: a line each, or empty. Rank 0's. */
+typedef struct ResumeNotes {
+    char settings[1024]; /* which of those that decide what is learnt from what */
+    char sync[512];      /* how gradients travel, and what became of the residuals */
+} ResumeNotes;
 
 Status resume_save(const RunState *run, const char *folder, int64_t keep);
 
 /* Fills params (on every rank), moments, residuals and the counters from the checkpoint of that step. Residuals come
  * back all or none: all, if values are quantised at the same places as in the run that saved them, by whatever
- * compressor. When that run's gradients travelled in another way, rank 0's note says what changed and what became of
- * the residuals; else it is empty. */
-Status resume_load(const RunState *run, const char *folder, int64_t step, char note[RESUME_NOTE]);
+ * compressor. */
+Status resume_load(const RunState *run, const char *folder, int64_t step, ResumeNotes *notes);
 
 #endif

@@ -83,6 +83,7 @@ static Status read_arguments(Settings *settings, int argc, char **argv) {
             return bad_input("expected one config file, found a second one, '%s'", argv[i]);
         else {
             TRY(config_read_file(settings->config, argv[i]));
+            settings->file = argv[i];
             have_file = true;
         }
     }

@@ -56,6 +56,7 @@ typedef struct Settings {
     ReplayConfig replay;
     LogSettings log;
     bool help, plan; /* --help, --plan */
+    const char *file; /* the config file, as given */
     ConfigSection sections[SETTINGS_SECTIONS];
     Config *config; /* owned: remembers which line of which file set each key */
 } Settings;

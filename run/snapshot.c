@@ -15,7 +15,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { PATH_BYTES = 320, COUNTERS = 8 };
+enum { PATH_BYTES = 320, COUNTERS = 9 };
 
 static void file_name(char *path, const char *folder, const char *kind, int64_t step) {
     snprintf(path, PATH_BYTES, "%s/%s_%08lld.bin", folder, kind, (long long)step);
@@ -48,7 +48,8 @@ static bool is_leftover(const char *folder, const char *name) {
     if (length > 4 && strcmp(name + length - 4, ".tmp") == 0)
         return begins(name, "model") || begins(name, "state_") || begins(name, "residual");
     const char *number = strrchr(name, '_');
-    if ((!begins(name, "model_") && !begins(name, "residual")) || !number ||
+    bool ours = begins(name, "residual") || (begins(name, "model_") && number == name + strlen("model"));
+    if (!ours || !number ||
         sscanf(number, "_%lld.bin%n", &step, &end) != 1 || !end || number[end])
         return false;
     file_name(state, folder, "state", step);
@@ -141,6 +142,7 @@ static Status save_state(const Snapshot *snapshot, const char *path) {
         {"adamw.step", &snapshot->adamw_step, sizeof snapshot->adamw_step},
         {"residuals", &snapshot->residuals, sizeof snapshot->residuals},
         {"sync", snapshot->sync, sizeof snapshot->sync},
+        {"run", snapshot->run, sizeof snapshot->run},
     };
     int tensors = table->param_count, count = COUNTERS + 2 * tensors;
     StateItem *items = calloc((size_t)count, sizeof *items);
@@ -273,16 +275,21 @@ static Status check_state(const Snapshot *snapshot, State *state, const char *pa
     return OK;
 }
 
-/* Older files do not say. */
+/* Older files do not say: then it is empty. */
+static Status read_text(State *state, const char *name, char *text, size_t size) {
+    text[0] = 0;
+    if (state_has(state, name))
+        TRY(state_read(state, name, text, size));
+    text[size - 1] = 0;
+    return OK;
+}
+
 static Status read_sync(Snapshot *snapshot, State *state) {
     snapshot->residuals = 0;
-    snapshot->sync[0] = 0;
-    if (!state_has(state, "sync"))
-        return OK;
-    TRY(state_read(state, "residuals", &snapshot->residuals, sizeof snapshot->residuals));
-    TRY(state_read(state, "sync", snapshot->sync, sizeof snapshot->sync));
-    snapshot->sync[sizeof snapshot->sync - 1] = 0;
-    return OK;
+    if (state_has(state, "residuals"))
+        TRY(state_read(state, "residuals", &snapshot->residuals, sizeof snapshot->residuals));
+    TRY(read_text(state, "sync", snapshot->sync, sizeof snapshot->sync));
+    return read_text(state, "run", snapshot->run, sizeof snapshot->run);
 }
 
 static Status read_state(Snapshot *snapshot, State *state, const char *path) {

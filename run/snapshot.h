@@ -24,6 +24,7 @@ typedef struct Snapshot {
     int64_t seq_len;    /* of a sequence, in tokens: what position counts */
     int64_t residuals;  /* arrays of error feedback that were saved with it */
     char sync[256];     /* how gradients travelled, "KEY=VALUE KEY=VALUE ...", run/resume.c's; may be empty */
+    char run[512];      /* settings that a run should keep, likewise */
 } Snapshot;
 
 /* Makes the folder this run's: creates it, locks it against a second run (until the process ends) and removes what a

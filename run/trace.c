@@ -87,8 +87,8 @@ static void write_events(FILE *out, int rank, const Event *events, int64_t count
     fprintf(out, "%s{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
             rank ? ",\n" : "", rank, rank);
     for (int row = 0; row < TRACE_ROWS; row++)
-        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}", rank,
-                row, rows[row]);
+        fprintf(out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}}",
+                rank, row, rows[row]);
     for (int64_t i = 0; i < count; i++) {
         const Event *event = &events[i];
         if (!event->name[0])

@@ -1,10 +1,10 @@
 #include "run/trainer.h"
 
-#include "base/file.h"
 #include "base/machine.h"
 #include "model/checkpoint.h"
 #include "run/interrupt.h"
 #include "run/memory.h"
+#include "run/outputs.h"
 #include "run/placement.h"
 #include "run/resume.h"
 #include "run/snapshot.h"
@@ -58,7 +58,7 @@ static Status check_input(Trainer *t) {
     TRY(device_open(&t->device, s, &t->model_config, &options, t->rank, comm_host_rank(t->comm)));
     if (!t->device.computes && s->run.resume)
         return config_error(s->config, "run.resume", "the replay device has nothing to resume");
-    return t->rank == 0 ? folder_check_writable(s->run.out) : OK;
+    return t->rank == 0 ? outputs_check(s, t->train_data, t->val_data) : OK;
 }
 
 /* How gradients will be synchronised: told, and counted as memory. */
@@ -82,7 +82,7 @@ static Status outline_sync(Trainer *t) {
 static Status print_header(Trainer *t) {
     const Settings *s = t->settings;
     if (t->rank == 0) {
-        t->log = log_open(s->train.steps, s->log.every);
+        t->log = log_open(s->train.steps, s->log.every, t->device.computes);
         log_fact(t->log, "model", "GPT-2, L%d NH%d C%d, context %d, vocabulary %d: %.1f M parameters, %s",
                  t->model_config.layers, t->model_config.heads, t->model_config.channels, t->model_config.context,
                  t->model_config.vocab, 1e-6 * (double)gpt2_param_count(&t->model_config), s->model.init);
@@ -101,6 +101,8 @@ static Status print_header(Trainer *t) {
 }
 
 Status trainer_check(Trainer *t) {
+    if (t->rank == 0)
+        interrupt_watch(t->settings->run.out, t->settings->run.resume ? snapshot_newest(t->settings->run.out) : 0);
     uint64_t hash = settings_hash(t->settings); /* ranks may have read different files or command lines */
     TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
     TRY(comm_agree(t->comm, check_input(t)));
@@ -124,8 +126,9 @@ static Status allocate(Trainer *t) {
     t->inputs = calloc(tokens, sizeof(int));
     t->targets = calloc(tokens, sizeof(int));
     if (!t->params || (trainer_grads_on_host(t) && !t->grads) || !t->inputs || !t->targets)
-        return fault("out of memory: parameters and gradients take %.2f GB, a step's tokens (train.global_batch) "
-                     "%.2f GB", 2e-9 * (double)bytes, 2e-9 * (double)(tokens * sizeof(int)));
+        return fault("out of memory on the host: parameters and gradients take %s, a step's tokens "
+                     "(train.global_batch) %s", bytes_text(2 * (double)bytes).text,
+                     bytes_text(2 * (double)(tokens * sizeof(int))).text);
     TRY(stage_create(&t->stage, &t->device, &t->table, t->params, t->grads));
     TRY(device_connect(&t->device, t->stage.params, t->table.elems));
     return gpt2_create(&t->model, &t->model_config, &t->table, t->stage.params, t->stage.grads, &options,
@@ -164,22 +167,31 @@ static Snapshot snapshot_of(Trainer *t) {
                       .seq_len = t->settings->train.seq_len};
 }
 
+static RunState run_state_of(Trainer *t, AdamW *moments, Snapshot *snapshot) {
+    return (RunState){.comm = t->comm, .sync = t->sync, .adamw = moments, .snapshot = snapshot,
+                      .settings = t->settings, .step_tokens = t->global_sequences * t->settings->train.seq_len,
+                      .data_tokens = loader_tokens(t->train_data)};
+}
+
 static Status resume(Trainer *t, int64_t newest) {
     const Settings *s = t->settings;
     Snapshot snapshot = snapshot_of(t);
-    char note[RESUME_NOTE] = "";
+    ResumeNotes notes = {"", ""};
     snapshot.step = newest;
     AdamW moments;
+    RunState run = run_state_of(t, &moments, &snapshot);
     Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
     if (status == OK)
-        status = resume_load(&(RunState){t->comm, t->sync, &moments, &snapshot, s}, s->run.out, newest, note);
+        status = resume_load(&run, s->run.out, newest, &notes);
     if (status == OK)
         status = stage_moments_in(&t->stage, &t->adamw, &moments);
     stage_moments_free(&t->stage, &moments);
     TRY(status);
     t->step = snapshot.step, t->position = snapshot.position, t->skipped = snapshot.skipped;
-    if (note[0])
-        log_warning(t->log, "%s: since its checkpoint, %s", s->run.out, note);
+    if (notes.settings[0])
+        log_warning(t->log, "%s: since its checkpoint, %s", s->run.out, notes.settings);
+    if (notes.sync[0])
+        log_warning(t->log, "%s: since its checkpoint, %s", s->run.out, notes.sync);
     return OK;
 }
 
@@ -215,7 +227,7 @@ static Status open_log(Trainer *t) {
         log_fact(t->log, "resume", "after step %lld", (long long)t->step);
     TRY(log_jsonl(t->log, t->settings->log.jsonl ? path : "", t->step));
     log_start(t->log, t->settings->config);
-    interrupt_watch(t->settings->run.out, t->step);
+    interrupt_step(t->step);
     return OK;
 }
 
@@ -240,9 +252,10 @@ Status trainer_save(Trainer *t) {
     const Settings *s = t->settings;
     Snapshot snapshot = snapshot_of(t);
     AdamW moments;
+    RunState run = run_state_of(t, &moments, &snapshot);
     Status status = stage_moments_out(&t->stage, &t->adamw, &moments);
     if (status == OK)
-        status = resume_save(&(RunState){t->comm, t->sync, &moments, &snapshot, s}, s->run.out, s->train.keep);
+        status = resume_save(&run, s->run.out, s->train.keep);
     stage_moments_free(&t->stage, &moments);
     if (status == OK && t->rank == 0)
         interrupt_saved(t->step);
@@ -258,7 +271,7 @@ static Status finish(Trainer *t) {
         TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
     if (device_write_profile(&t->device) != OK)
         log_warning(t->log, "no profile: %s", error_line());
-    double tokens_per_s = log_summary(t->log, t->device.computes);
+    double tokens_per_s = log_summary(t->log);
     double flops_per_s = tokens_per_s * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
     if (s->run.peak_tflops > 0)
         snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
@@ -278,7 +291,11 @@ Status trainer_finish(Trainer *t) {
     TRY(trainer_gather_params(t));
     TRY(comm_agree(t->comm, t->rank == 0 ? finish(t) : OK));
     /* Behind the model, which matters more. */
-    return t->trace ? trace_write(t->trace, t->comm, t->settings->log.trace) : OK;
+    if (t->trace)
+        TRY(trace_write(t->trace, t->comm, t->settings->log.trace));
+    bool in_vain = t->tried > 0 && t->updated == 0;
+    return comm_agree(t->comm, in_vain ? fault("every step was skipped (%lld of them), for a loss or gradient that was "
+                                               "not finite: the model has not changed", (long long)t->tried) : OK);
 }
 
 void trainer_destroy(Trainer *t) {

@@ -42,6 +42,7 @@ typedef struct Trainer {
     Log *log;                        /* rank 0 */
     Trace *trace;                    /* NULL without log.trace */
     int64_t step, position, skipped; /* done so far; position is the next sequence's */
+    int64_t tried, updated;          /* steps of this run; those that were not skipped */
     double forward_end_s; /* of the micro-step; stamped by the device */
 } Trainer;
 

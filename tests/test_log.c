@@ -44,14 +44,14 @@ static const char *restore(const Redirect *r) {
 
 /* A log of three steps on `path`; the second has a validation with that loss. */
 static void run(int64_t done, double val_loss) {
-    Log *log = log_open(done + 3, 1);
+    Log *log = log_open(done + 3, 1, true);
     Config *config = config_create(NULL, 0);
     assert_ok(log_jsonl(log, path(), done));
     log_start(log, config);
     for (int64_t step = done + 1; step <= done + 3; step++)
         log_step(log, &(StepLog){.step = step, .loss = -(double)NAN, .step_ms = 1, .validated = step == done + 2,
                                  .val_loss = val_loss, .val_bits_per_byte = NAN});
-    log_summary(log, true);
+    log_summary(log);
     log_close(log);
     config_destroy(config);
 }
@@ -95,7 +95,7 @@ static void test_full_disk(void **state) {
 static void test_pipe_is_refused(void **state) {
     (void)state;
     assert_int_equal(mkfifo(path(), 0600), 0);
-    Log *log = log_open(1, 1);
+    Log *log = log_open(1, 1, true);
     alarm(10); /* waiting for a reader would be for ever */
     assert_refused(log_jsonl(log, path(), 0), "log.jsonl: expected a regular file");
     alarm(0);
@@ -108,7 +108,7 @@ static void test_pipe_is_refused(void **state) {
 
 static void check_kept(const char *text, size_t size, const char *kept) {
     make_file("log.jsonl", text, size);
-    Log *log = log_open(9, 1);
+    Log *log = log_open(9, 1, true);
     assert_ok(log_jsonl(log, path(), 2));
     log_close(log);
     assert_string_equal(read_text(path()), kept);

@@ -1,5 +1,6 @@
 #!/bin/bash
-# A program whose output cannot be written says so and fails; each program's --help names it and ends with 0.
+# A program whose output cannot be written says so and fails, and train refuses to write over what it reads or writes
+# elsewhere; each program's --help names it and ends with 0.
 . "$(dirname "$0")/script.sh"
 
 # full NAME COMMAND...: stdout is /dev/full
@@ -48,5 +49,32 @@ if [ $MPI = 1 ]; then # mpirun's own stdout stays what it is
         fail "train under mpirun: exit 0"
     [ "$(grep -c '^train: ' "$work/stderr")" = 1 ] || fail "train under mpirun" "$work/stderr"
 fi
+
+# refused TEXT ARGS...: exit 2, one line that holds TEXT, nothing written
+refused() {
+    local text=$1
+    shift
+    "$TRAIN" "$work/t.cfg" run.out="$work/new" "$@" >"$work/stdout" 2>"$work/stderr"
+    [ $? = 2 ] && [ "$(wc -l <"$work/stderr")" = 1 ] && grep -qF -- "$text" "$work/stderr" ||
+        fail "$*: expected '$text'" "$work/stderr"
+    [ ! -s "$work/stdout" ] && [ ! -e "$work/new" ] && sha256sum --quiet -c "$work/sums" || fail "$*: written"
+}
+sha256sum "$work/t.cfg" "$work"/*.bin "$work/out/model.bin" >"$work/sums"
+own='expected a file that the run does not write in its folder itself, found'
+refused "command line: log.trace: $own $work/new/log.jsonl" log.trace="$work/new/log.jsonl"
+refused "log.profile: $own $work/new/model.bin" log.profile="$work/new/model.bin"
+refused "log.trace: $own $work/./out/state_00000002.bin" log.trace="$work/./out/state_00000002.bin" run.out="$work/out"
+refused "log.profile: expected another file than log.trace" log.trace="$work/log" log.profile="$work/./log"
+refused "log.trace: expected a file of its own, found that of the config file" log.trace="$work/out/../t.cfg"
+refused "log.profile: expected a file of its own, found that of model.init" model.init="$work/out/model.bin" \
+    log.profile="$work/./out/model.bin"
+refused "log.trace: expected a file of its own, found a data shard" log.trace="$work/t_train_000000.bin"
+refused "log.trace: expected a file in a folder that is there" log.trace="$work/none/trace"
+refused "log.trace: expected a regular file, or none, to write to, found /dev/null" log.trace=/dev/null
+refused "run.out: expected another folder than that of model.init" model.init="$work/out/model.bin" run.out="$work/out"
+mkdir "$work/mine"
+cp "$work/t_train_000000.bin" "$work/mine/model_train_000000.bin" # not a checkpoint without its state
+"$TRAIN" "$work/t.cfg" data.train="$work/mine/model_*.bin" run.out="$work/mine" log.trace="$work/mine/trace" \
+    >"$work/log" 2>&1 && [ -e "$work/mine/trace" ] && [ -e "$work/mine/model_train_000000.bin" ] || fail "a shard in the run's folder" "$work/log"
 
 finish

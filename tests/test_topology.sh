@@ -17,8 +17,9 @@ machine() {
 }
 machine 'numa:2 core:2 pu:1'
 says machine ', 4 cores, 2 NUMA domains$' 'two domains'
-grep -q '^  speed ' "$work/log" && ! grep -qE '^  (loss|compute) ' "$work/log" ||
+grep -q '^  speed ' "$work/log" && ! grep -qE '^  compute |loss' "$work/log" ||
     fail 'a replay has no loss or FLOP/s' "$work/log"
+[ "$(grep -c '"loss":null,.*"grad_norm":null,' "$work/out/log.jsonl")" = 2 ] || fail 'a replay logs a loss' "$work/out/log.jsonl"
 machine 'numa:1 core:3 pu:2' comm.group=numa loop.ranks=2
 says machine ', 6 cores, 1 NUMA domain$' 'one domain'
 says ranks '2 on 1 NUMA domain over loop' 'threads share their binding'

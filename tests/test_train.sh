@@ -93,6 +93,11 @@ cmp "$work/resumed/state_00000020.bin" "$work/whole/state_00000020.bin" || fail 
 rm "$work/resumed"/*_000000{15,20}.bin
 train resumed 3 loop train.batch=8 run.resume=yes
 same resumed whole loss
+! grep "since its checkpoint" "$work/resumed.log" || fail "nothing has changed that is to be told"
+train resumed 2 loop run.resume=yes run.seed=2 optim.lr=1e-3 train.global_batch=1536 data.train="$work/t_*.bin"
+changes='run.seed was 1, is 2; optim.lr was 0.003, is 0.001; train.global_batch was 768, is 1536; data.train_tokens was'
+grep -q "^warning: $work/resumed: since its checkpoint, $changes [0-9]*, is [0-9]*$" "$work/resumed.log" ||
+    fail "expected '$changes'" "$work/resumed.log"
 
 echo "- a folder belongs to one run; files that do not belong together are refused"
 refuse_in() { # TEXT ARGS...: exit 2 with that text
@@ -179,6 +184,8 @@ refused "data.tokenizer: bytes has 257 tokens, the model 300" "$work/t.cfg" mode
 refused "model.heads" "$work/t.cfg" model.heads=5
 refused "train.seq_len: expected at most the model's context, 40, found 64" "$work/t.cfg" train.seq_len=64
 refused_everywhere "GB are free" "$work/t.cfg" model.layers=400 model.channels=8192 data.tokenizer=none
+refused "a step's tokens alone take 8000.00 GB; lower train.global_batch" "$work/t.cfg" train.batch=1 \
+    train.global_batch=999999995904
 refused "command line: run.out: expected a name of at most 255 bytes, found ''" "$work/t.cfg" run.out=
 refused "model.init: expected a name of at most 255 bytes, found ''" "$work/t.cfg" model.init=
 refused "data.tokenizer: expected a name" "$work/t.cfg" data.tokenizer=
@@ -204,7 +211,10 @@ echo "- a model of NaN has no text"
 "$BUILD/generate" --tokenizer bytes "$work/nan.bin" Hi >"$work/stdout" 2>"$work/stderr"
 [ $? = 1 ] && [ "$(cat "$work/stdout")" = Hi ] && grep -q "generate: the model's logits are not finite" "$work/stderr" ||
     fail "generate from NaN: $(cat "$work/stdout" "$work/stderr")"
-train nan 1 loop train.batch=24 train.steps=1 train.val_every=1 model.init="$work/nan.bin"
+"$TRAIN" "$work/t.cfg" run.out="$work/nan" train.batch=24 train.steps=1 train.val_every=1 model.init="$work/nan.bin" \
+    >"$work/nan.log" 2>&1
+[ $? = 1 ] && grep -q "^train: every step was skipped (1 of them), for a loss" "$work/nan.log" ||
+    fail "a step in vain" "$work/nan.log"
 grep -q '"val_loss":null' "$work/nan/log.jsonl" && grep -q "val nan" "$work/nan.log" || fail "val_loss of NaN"
 
 echo "- help and plan"

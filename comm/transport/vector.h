@@ -1,6 +1,6 @@
-/* The arithmetic of collectives, on the memory that a transport moves: the host's (vector_host.c) or a device's, where a
- * call joins a queue, the transport's lane, behind the messages that it waits for. Each product is rounded before it is
- * added (no fused multiply-add), so every compiler and machine gets the same bits. Arrays do not overlap. */
+/* The arithmetic of collectives, on the memory that a transport moves: the host's (vector_host.c) or a device's, where
+ * a call joins a queue, the transport's lane, behind the messages that it waits for. Each product is rounded before it
+ * is added (no fused multiply-add), so every compiler and machine gets the same bits. Arrays do not overlap. */
 #ifndef COMM_TRANSPORT_VECTOR_H
 #define COMM_TRANSPORT_VECTOR_H
 
@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-/* Some rows of a matrix f32[..][channels], which begins at `offset` of the flat arrays; a second array, f32[count][channels],
- * holds them close together. */
+/* Some rows of a matrix f32[..][channels], which begins at `offset` of the flat arrays; a second array,
+ * f32[count][channels], holds them close together. */
 typedef struct MatrixRows {
     const int *places; /* i32[count], rising: where they are in the matrix. Of the same memory */
     int64_t count, offset;
@@ -71,19 +71,21 @@ static inline void vector_bring(const Transport *transport, void *to, const void
 }
 
 /* The matrix' rows += values */
-static inline void vector_add_rows(const Transport *transport, const MatrixRows *rows, float *matrix, const float *values) {
+static inline void vector_add_rows(const Transport *transport, const MatrixRows *rows, float *matrix,
+                                   const float *values) {
     transport->vector->add_rows(transport->lane, rows, matrix, values);
 }
 
 /* The matrix' rows = values */
-static inline void vector_put_rows(const Transport *transport, const MatrixRows *rows, float *matrix, const float *values) {
+static inline void vector_put_rows(const Transport *transport, const MatrixRows *rows, float *matrix,
+                                   const float *values) {
     transport->vector->put_rows(transport->lane, rows, matrix, values);
 }
 
 /* values = the matrix' rows, where they lie within the shard, whose slices are of the same memory; -0.0, which changes
  * nothing that it is added to, elsewhere. */
-static inline void vector_take_rows(const Transport *transport, const MatrixRows *rows, const float *matrix, const Shard *shard,
-                                    float *values) {
+static inline void vector_take_rows(const Transport *transport, const MatrixRows *rows, const float *matrix,
+                                    const Shard *shard, float *values) {
     transport->vector->take_rows(transport->lane, rows, matrix, shard, values);
 }
 
