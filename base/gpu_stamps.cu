@@ -98,6 +98,9 @@ void gpu_stamp(Gpu *gpu, void *stream, double *at_s) {
     pthread_mutex_unlock(&stamps->lock);
 }
 
+void gpu_stamps_hold(GpuStamps *stamps) { pthread_mutex_lock(&stamps->lock); }
+void gpu_stamps_release(GpuStamps *stamps) { pthread_mutex_unlock(&stamps->lock); }
+
 void gpu_read_stamps(Gpu *gpu) {
     GpuStamps *stamps = gpu_stamps(gpu);
     float ms;

@@ -18,6 +18,10 @@ void gpu_stamps_destroy(GpuStamps *stamps);           /* accepts NULL */
  * time counts. It must last until it is read. Where too many are outstanding it stays as it is. */
 void gpu_stamp(Gpu *gpu, void *stream, double *at_s);
 
+/* Between the two, for whom nobody else may touch the computing stream: other threads wait with what they ask of stamps. */
+void gpu_stamps_hold(GpuStamps *stamps);
+void gpu_stamps_release(GpuStamps *stamps);
+
 /* Fills in those that were reached, in the order of the calls up to the first that was not. */
 void gpu_read_stamps(Gpu *gpu);
 

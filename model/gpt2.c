@@ -173,12 +173,33 @@ void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again) {
                     .C = model->config.channels,
                     .NH = model->config.heads,
                     .gelu_apart = recompute == RECOMPUTE_GELU || recompute == RECOMPUTE_NORMS,
-                    .need = again ? NULL : model->need,
+                    .need = again || model->ops->begin ? NULL : model->need,
                     .user = model->need_user};
     model->context.layer = layer;
     gpu_range_begin(again ? "recompute layer" : "forward layer", layer);
     gpt2_layer_forward(&run, &model->offsets[layer], &model->acts[layer], model->stream[layer], out);
     gpu_range_end();
+}
+
+bool gpt2_model_begin(Gpt2 *model, bool backward, bool accumulate) {
+    LayerPass pass = {.backward = backward, .accumulate = accumulate, .B = model->B, .T = model->T};
+    return !model->ops->begin || model->ops->begin(&model->context, &pass);
+}
+
+void gpt2_model_end(Gpt2 *model) {
+    if (model->ops->end)
+        model->ops->end(&model->context);
+}
+
+/* Where the device does all of it at once, all of its parameters are asked for before. */
+static void forward_layer(Gpt2 *model, int layer) {
+    model->context.layer = layer;
+    for (int i = 0; i < LAYER_GRADIENTS && model->ops->begin; i++)
+        ask(model, model->offsets[layer].gradients.all[i]);
+    if (!gpt2_model_begin(model, false, false))
+        return;
+    gpt2_model_layer(model, layer, model->stream[layer + 1], false);
+    gpt2_model_end(model);
 }
 
 bool gpt2_model_knows(const Gpt2 *model, const int *tokens, int count) {
@@ -204,7 +225,7 @@ void gpt2_forward(Gpt2 *model, const int *tokens, int B, int T) {
     ask(model, model->wpe_gradient);
     ops->embedding_forward(context, model->stream[0], model->tokens, params + model->wte, params + model->wpe, B, T, C);
     for (int layer = 0; layer < L; layer++)
-        gpt2_model_layer(model, layer, model->stream[layer + 1], false);
+        forward_layer(model, layer);
     context->layer = -1;
     ask(model, model->lnf_gradient);
     ops->layernorm_forward(context, model->lnf, model->meanf, model->rstdf, model->stream[L], params + model->lnfw,

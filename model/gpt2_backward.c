@@ -92,7 +92,6 @@ static void backward_layer(Pass *pass, int layer) {
     const LayerActs *acts = &model->acts[layer];
     Act *dstream = model->dstream, *dnarrow = model->dnarrow, *dwide = model->dwide;
     int C = pass->C;
-    pass->context->layer = layer;
 
     recompute(pass, layer);
     linear(pass, dwide, acts->fc, dstream, acts->act, at->fcprojw, at->fcprojb, 4 * C, C);
@@ -111,6 +110,21 @@ static void backward_layer(Pass *pass, int layer) {
     announce(pass, gradients->qkvw);
     layernorm(pass, dnarrow, model->stream[layer], acts->mean1, acts->rstd1, at->ln1w, at->ln1b, true);
     announce(pass, gradients->vectors);
+}
+
+/* Where the device does all of it at once, its gradients are announced behind it. */
+static void run_layer(Pass *pass, int layer) {
+    bool at_once = pass->ops->begin != NULL;
+    Pass quiet = *pass;
+    if (at_once)
+        quiet.ready = NULL;
+    pass->context->layer = layer;
+    if (gpt2_model_begin(pass->model, true, pass->accumulate)) {
+        backward_layer(&quiet, layer);
+        gpt2_model_end(pass->model);
+    }
+    for (int i = LAYER_GRADIENTS - 1; i >= 0 && at_once; i--)
+        announce(pass, pass->model->offsets[layer].gradients.all[i]);
 }
 
 /* The slots of the last forward's tokens, and no gradient of an earlier step in any row. */
@@ -157,7 +171,7 @@ double gpt2_backward(Gpt2 *model, const int *targets, float loss_scale, bool acc
     gpu_range_end();
     for (int layer = L - 1; layer >= 0; layer--) {
         gpu_range_begin("backward layer", layer);
-        backward_layer(&pass, layer);
+        run_layer(&pass, layer);
         gpu_range_end();
     }
     gpu_range_begin("backward embedding", -1);

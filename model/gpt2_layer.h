@@ -13,10 +13,16 @@ typedef struct Arena {
 
 void *arena_take(Arena *arena, size_t count, size_t size);
 
-/* The gradients of a layer, by number. */
-typedef struct LayerGradients {
-    int vectors; /* the group of 1-D tensors */
-    int qkvw, attprojw, fcw, fcprojw;
+enum { LAYER_GRADIENTS = 5 };
+
+/* The gradients of a layer, by number, in the order in which forward needs their parameters; backward finishes them in
+ * the opposite one. */
+typedef union LayerGradients {
+    struct {
+        int vectors; /* the group of 1-D tensors */
+        int qkvw, attprojw, fcw, fcprojw;
+    };
+    int all[LAYER_GRADIENTS];
 } LayerGradients;
 
 /* Where a layer's tensors begin in the flat arrays, of parameters and of gradients alike. */

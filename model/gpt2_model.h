@@ -57,6 +57,10 @@ struct Gpt2 {
  * as for a replay. */
 bool gpt2_model_knows(const Gpt2 *model, const int *tokens, int count);
 
+/* Ops' begin, for the layer that context.layer names; a device without it is told nothing. */
+bool gpt2_model_begin(Gpt2 *model, bool backward, bool accumulate);
+void gpt2_model_end(Gpt2 *model);
+
 /* Runs layer `layer`'s forward from model->stream[layer] into `out`: for the first time, and its parameters are asked
  * for, or again. */
 void gpt2_model_layer(Gpt2 *model, int layer, Act *out, bool again);

@@ -49,6 +49,12 @@ typedef struct LinearGrads {
     bool accumulate;   /* dw and db are added to; false: overwritten */
 } LinearGrads;
 
+/* A layer's whole pass; see `begin`. */
+typedef struct LayerPass {
+    bool backward, accumulate;
+    int B, T;
+} LayerPass;
+
 typedef struct Ops {
     const char *name;
     size_t act_bytes; /* of an Act's value: 4, f32, or 2, bf16 */
@@ -121,6 +127,12 @@ typedef struct Ops {
 
     /* Mean of values [count], summed in f64 in order. */
     double (*mean)(OpsContext *context, const float *values, int count);
+
+    /* Optional, both or none: the device does a layer's pass as one. Operations that are called between the two must
+     * depend on context, context->layer and pass alone, to the pointer, and move nothing to or from the host. begin
+     * false: the device knows the pass and does it by itself; neither its operations nor `end` are to be called. */
+    bool (*begin)(OpsContext *context, const LayerPass *pass);
+    void (*end)(OpsContext *context);
 } Ops;
 
 static inline Act *act_at(const Ops *ops, const Act *activations, size_t elems) {

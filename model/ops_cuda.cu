@@ -19,6 +19,9 @@ static Status available(void) { return OK; } /* there is a Gpu */
 static size_t larger_of(size_t a, size_t b) { return a > b ? a : b; }
 
 static void prepare(OpsContext *context, const OpsLimits *limits) {
+    CudaOps *ops = cuda_of(context);
+    if (ops->graphs)
+        gpu_graphs_clear(ops->graphs); /* another context may have been where this one is */
     size_t widest = 4 * (size_t)limits->C; /* of what is summed over rows */
     size_t bytes = larger_of((size_t)PARTS_FLOATS, widest) * sizeof(float);
     bytes = larger_of(bytes, embedding_cuda_scratch_bytes(limits));
@@ -83,6 +86,21 @@ static double mean(OpsContext *context, const float *values, int count) {
     CHECK_LAUNCH(ops);
     download(context, &sum, device_sum, sizeof sum);
     return sum / count;
+}
+
+/* ---- a layer's pass as one ---- */
+
+static bool begin(OpsContext *context, const LayerPass *pass) {
+    const GpuGraphKey key = {context, {context->layer, pass->backward, pass->accumulate, pass->B, pass->T}};
+    return gpu_graphs_begin(cuda_of(context)->graphs, &key);
+}
+
+static void end(OpsContext *context) { gpu_graphs_end(cuda_of(context)->graphs); }
+
+Status cuda_ops_use_graphs(CudaOps *ops) {
+    ops->table.begin = begin;
+    ops->table.end = end;
+    return gpu_graphs_create(&ops->graphs, ops->gpu);
 }
 
 /* ---- the device ---- */
@@ -167,6 +185,7 @@ void cuda_ops_destroy(CudaOps *ops) {
     if (!ops)
         return;
     CHECK_CUDA(ops->gpu, cudaStreamSynchronize(ops->stream));
+    gpu_graphs_destroy(ops->graphs);
     cudnn_use_destroy(ops);
     products_destroy(ops->products);
     if (ops->weights)

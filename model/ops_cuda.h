@@ -41,6 +41,10 @@ const Ops *cuda_ops(CudaOps *ops);
  * timing. False: nothing has changed, and *why says why cuDNN cannot, valid as long as ops. */
 bool cuda_ops_use_cudnn(CudaOps *ops, bool deterministic, int B, int T, int C, int NH, const char **why);
 
+/* From now on a layer's pass is recorded when it comes for the second time, and launched whole from then on
+ * (base/gpu_graph.h). Before the table is used. */
+Status cuda_ops_use_graphs(CudaOps *ops);
+
 /* bf16[elems], the weights as products see them, for whoever updates params; NULL unless dtype is bf16. */
 void *cuda_ops_weights(CudaOps *ops);
 

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 extern "C" {
+#include "base/gpu_graph.h"
 #include "model/ops_cuda.h"
 }
 
@@ -24,6 +25,7 @@ struct CudaOps {
     bf16 *weights;       /* [elems], of params; NULL unless dtype is CUDA_BF16 */
     Products *products;
     CudnnUse *cudnn;     /* NULL until cuda_ops_use_cudnn */
+    GpuGraphs *graphs;   /* NULL unless cuda_ops_use_graphs */
     char *stage;         /* pinned, STAGE_BYTES: what uploads have not yet been taken from it */
     size_t stage_bytes;  /* used of it since the stream was last seen empty */
 };

@@ -35,6 +35,8 @@ static Status open_ops(Device *device, const Settings *settings) {
     TRY(cuda_optim_create(&device->cuda_optim, device->gpu, NULL, (uint64_t)settings->run.seed));
     if (dtype == CUDA_BF16)
         use_cudnn(device);
+    if (settings->run.cuda_graphs)
+        TRY(cuda_ops_use_graphs(device->cuda_ops));
     device->ops = cuda_ops(device->cuda_ops);
     device->optim = cuda_optim(device->cuda_optim);
     return OK;
@@ -51,8 +53,8 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
     device->kind = DEVICE_CUDA;
     device->memory = gpu_memory(device->gpu);
     device->power = gpu_power_open(gpu_pci(device->gpu));
-    snprintf(device->text, sizeof device->text, "%s, %s", gpu_name(device->gpu),
-             option_choice(train_dtypes, settings->train.dtype));
+    snprintf(device->text, sizeof device->text, "%s, %s%s", gpu_name(device->gpu),
+             option_choice(train_dtypes, settings->train.dtype), settings->run.cuda_graphs ? ", CUDA graphs" : "");
     return open_ops(device, settings);
 }
 
@@ -112,6 +114,9 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
     if (device->kind != DEVICE_CUDA && !chosen(train_dtypes, settings->train.dtype, "f32"))
         return config_error(settings->config, "train.dtype", "%s needs a GPU, the device is: %s",
                             option_choice(train_dtypes, settings->train.dtype), device->text);
+    if (device->kind != DEVICE_CUDA && settings->run.cuda_graphs)
+        return config_error(settings->config, "run.cuda_graphs", "expected no: they need a GPU, the device is: %s",
+                            device->text);
     return OK;
 }
 

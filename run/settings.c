@@ -23,6 +23,7 @@ const char train_recomputations[] = "no|gelu|norms|layers";
 
 static const Option run_options[] = {
     CHOICE(RunSettings, device, run_devices, "auto", "auto: a GPU where there is one, else cpu; replay: see [replay]"),
+    BOOL(RunSettings, cuda_graphs, "no", "on a GPU: launch each layer's pass whole, which may save time of the host"),
     INT(RunSettings, threads, 0, 4096, "0", "per rank; 0: the cores it is bound to. Others may give other last bits"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
@@ -114,6 +115,9 @@ Status settings_read(Settings *settings, int argc, char **argv) {
         return config_error(settings->config, "data.train", "expected a pattern of training shards");
     if (settings->train.val_every > 0 && !settings->data.val[0])
         return config_error(settings->config, "train.val_every", "validation needs data.val, a pattern of shards");
+    if (settings->run.cuda_graphs && settings->log.profile[0])
+        return config_error(settings->config, "log.profile", "times single operations, which run.cuda_graphs=yes "
+                            "launches a layer at a time");
     if (settings->train.sample_every > 0 && strcmp(settings->data.tokenizer, "none") == 0)
         return config_error(settings->config, "train.sample_every", "showing text needs data.tokenizer");
     return OK;

@@ -14,7 +14,7 @@ cat >"$work/build/train" <<END
 for argument; do
     case \$argument in
     run.device=cuda) arguments+=(run.device=cpu) ;;
-    train.dtype=* | comm.transport=nccl) ;;
+    train.dtype=* | run.cuda_graphs=yes | comm.transport=nccl) ;;
     *) arguments+=("\$argument") ;;
     esac
 done
@@ -44,7 +44,8 @@ grep -qE '^\| 2 ranks on the card, threads *\| .*ok' "$work/out/gpu.md" || fail 
 [ $MPI = 1 ] || grep -q '^gpu: 2 ranks on the card, MPI.*: not measured: .*MPI$' "$work/errors" ||
     fail "without MPI: $(cat "$work/errors")"
 for row in 'losses, 25 steps, f32 *\| CPU .*ok' 'losses, 25 steps, bf16 *\| .*ok' \
-    'step bf16, B2 T32 *\| [0-9.]+ ms, [0-9]+ tokens/s' 'MFU bf16, of the best matmul *\| [0-9.]*[1-9]' 'step f32'; do
+    'step bf16, B2 T32 *\| [0-9.]+ ms, [0-9]+ tokens/s' 'step bf16, B2 T32, CUDA graphs *\| [0-9.]+ ms' \
+    'step bf16, B1 T32 *\| [0-9.]+ ms' 'step bf16, B1 T32, CUDA graphs *\| [0-9.]+ ms' 'MFU bf16, of the best matmul *\| [0-9.]*[1-9]' 'step f32'; do
     grep -qE "^\| $row" "$work/out/gpu.md" || fail "the table has no '$row': $(cat "$work/out/gpu.md")"
 done
 # Another learning rate on the "GPU": losses that differ are noticed, and so is one that is missing.

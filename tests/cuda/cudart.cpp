@@ -149,6 +149,13 @@ using namespace cudart;
         if (cudaError_t error_ = enter(__func__))            \
             return error_;                                   \
     } while (0)
+/* Of calls that a capture forbids to the thread that captures. */
+#define ENTER_UNSAFE()                                          \
+    do {                                                        \
+        ENTER();                                                \
+        if (spoils_own())                                       \
+            return failed(cudaErrorStreamCaptureUnsupported);   \
+    } while (0)
 
 /* ---- for tests ---- */
 
@@ -268,6 +275,8 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
     default: return "an error that the stand-in has no words for";
     }
@@ -276,7 +285,7 @@ const char *cudaGetErrorString(cudaError_t error) {
 /* ---- memory ---- */
 
 cudaError_t cudaMalloc(void **at, size_t bytes) {
-    ENTER();
+    ENTER_UNSAFE();
     Runtime &r = runtime();
     Locked locked(r.lock);
     *at = nullptr;
@@ -289,7 +298,7 @@ cudaError_t cudaMalloc(void **at, size_t bytes) {
     return cudaSuccess;
 }
 cudaError_t cudaFree(void *at) {
-    ENTER();
+    ENTER_UNSAFE();
     drain();
     Locked locked(runtime().lock);
     if (at && !runtime().device_memory.erase((char *)at))
@@ -306,19 +315,19 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
 }
 
 cudaError_t cudaHostRegister(void *at, size_t bytes, unsigned) {
-    ENTER();
+    ENTER_UNSAFE();
     Locked locked(runtime().lock);
     return runtime().pinned.insert({(char *)at, bytes}).second ? cudaSuccess
                                                                : failed(cudaErrorHostMemoryAlreadyRegistered);
 }
 cudaError_t cudaHostUnregister(void *at) {
-    ENTER();
+    ENTER_UNSAFE();
     drain();
     Locked locked(runtime().lock);
     return runtime().pinned.erase((char *)at) ? cudaSuccess : failed(cudaErrorHostMemoryNotRegistered);
 }
 cudaError_t cudaHostAlloc(void **at, size_t bytes, unsigned) {
-    ENTER();
+    ENTER_UNSAFE();
     if (posix_memalign(at, 4096, bytes) != 0)
         return failed(cudaErrorMemoryAllocation);
     memset(*at, 0xFF, bytes);
@@ -331,7 +340,7 @@ cudaError_t cudaMallocHost(void **at, size_t bytes) {
     return cudaHostAlloc(at, bytes, 0);
 }
 cudaError_t cudaFreeHost(void *at) {
-    ENTER();
+    ENTER_UNSAFE();
     drain();
     Locked locked(runtime().lock);
     if (at && !runtime().pinned.erase((char *)at))
@@ -365,7 +374,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
-    ENTER();
+    ENTER_UNSAFE();
     return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
@@ -388,6 +397,6 @@ cudaError_t cudaMemsetAsync(void *at, int value, size_t bytes, cudaStream_t stre
     return cudaSuccess;
 }
 cudaError_t cudaMemset(void *at, int value, size_t bytes) {
-    ENTER();
+    ENTER_UNSAFE();
     return cudaMemsetAsync(at, value, bytes, nullptr);
 }

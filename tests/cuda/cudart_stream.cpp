@@ -31,6 +31,7 @@ struct Event {
     uint64_t recorded = 0, passed = 0; /* how many records were queued, and how many of them were reached */
     Stream *stream = nullptr;          /* of the last one */
     double passed_s = 0;
+    bool captured = false; /* the last one, by a capture: it is no event of the stream */
 };
 
 struct Item {
@@ -169,6 +170,8 @@ static void put(Driver &d, Stream *s, Item item, Lock &locked) {
 }
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
+    if (gather(stream, work))
+        return;
     if (!stream) {
         wait_for_all(true);
         work();
@@ -200,7 +203,7 @@ void cudart_late(bool late) {
 }
 int cudart_objects(void) {
     Lock locked(driver().lock);
-    return (int)driver().streams.size() + driver().events + pinned_parts();
+    return (int)driver().streams.size() + driver().events + pinned_parts() + graphs_kept();
 }
 
 /* ---- streams ---- */
@@ -231,6 +234,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     ENTER();
+    if (spoils(stream))
+        return failed(cudaErrorStreamCaptureUnsupported);
     if (!stream) {
         wait_for_all(true);
         return cudaSuccess;
@@ -241,6 +246,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 cudaError_t cudaDeviceSynchronize() {
     ENTER();
+    if (spoils_own())
+        return failed(cudaErrorStreamCaptureUnsupported);
     drain();
     return cudaSuccess;
 }
@@ -253,6 +260,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     ENTER();
+    if (spoils(stream))
+        return failed(cudaErrorStreamCaptureUnsupported);
     Lock locked(driver().lock);
     return ((Stream *)stream)->queue.empty() && !((Stream *)stream)->running ? cudaSuccess : cudaErrorNotReady;
 }
@@ -288,6 +297,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     Driver &d = driver();
     Lock locked(d.lock);
     std::shared_ptr<Event> e = event_of(event);
+    e->captured = is_captured(stream);
+    if (e->captured)
+        return cudaSuccess;
     uint64_t record = ++e->recorded;
     e->stream = (Stream *)stream;
     auto reach = [e, record] {
@@ -303,6 +315,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     Driver &d = driver();
     Lock locked(d.lock);
     std::shared_ptr<Event> e = event_of(event);
+    if (e->captured)
+        die("cudaStreamWaitEvent: the stand-in knows captures of one stream only");
+    if (spoils(stream))
+        return failed(cudaErrorStreamCaptureIsolation);
     if (e->recorded > e->passed)
         put(d, (Stream *)stream, Item{nullptr, e, e->recorded, e->stream}, locked);
     return cudaSuccess;
@@ -313,6 +329,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     Lock locked(d.lock);
     std::shared_ptr<Event> e = event_of(event);
     uint64_t record = e->recorded;
+    if (e->captured || spoils_own())
+        return failed(e->captured ? cudaErrorCapturedEvent : cudaErrorStreamCaptureUnsupported);
     if (e->passed >= record)
         return cudaSuccess;
     Stream *s = e->stream;
@@ -325,6 +343,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     ENTER();
     Lock locked(driver().lock);
+    if (event_of(event)->captured || spoils_own())
+        return failed(event_of(event)->captured ? cudaErrorCapturedEvent : cudaErrorStreamCaptureUnsupported);
     return event_of(event)->passed >= event_of(event)->recorded ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {

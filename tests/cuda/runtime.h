@@ -15,6 +15,13 @@ cudaError_t failed(cudaError_t error);
 
 /* Does `work` when the stream comes to it: now, or late. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
+/* Of streams that are being captured, cudart_graph.cpp: takes work that would be put in one; false: it is none. */
+bool gather(cudaStream_t stream, const std::function<void()> &work);
+bool is_captured(cudaStream_t stream);
+/* Whether a call cannot be made because the stream, or one by this thread, is being captured: that is then spoilt. */
+bool spoils(cudaStream_t stream);
+bool spoils_own();
+int graphs_kept();
 /* Returns when all streams are empty. */
 void drain();
 /* Returns when nothing of the device is being done: for calls that give its error that sticks. */
