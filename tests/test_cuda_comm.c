@@ -6,13 +6,13 @@
 #include "tests/cuda/stand_ins.h"
 #include "tests/loop_world.h"
 
-enum { DEVICES = 16, ELEMS_MAX = 200003 };
+enum { DEVICES = 16, ELEMS_MAX = 200003, PIPELINE_ELEMS = 4 * (512 << 10) + 77 }; /* the latter: five segments of a half */
 
 /* One rank's GPU, with its transport beside the host's. */
 typedef struct Rank {
     Gpu *gpu;
     Group host, device;
-    float *data; /* f32[ELEMS_MAX], of the device */
+    float *data; /* f32[PIPELINE_ELEMS], of the device */
 } Rank;
 
 static void rank_close(Rank *rank) {
@@ -26,7 +26,7 @@ static void rank_close(Rank *rank) {
 static Status rank_open(Rank *rank, Transport *transport) {
     *rank = (Rank){.host = {transport, in_order, transport->ranks, transport->rank}};
     TRY(gpu_open(&rank->gpu, transport->rank));
-    rank->data = memory_alloc(gpu_memory(rank->gpu), ELEMS_MAX * sizeof(float));
+    rank->data = memory_alloc(gpu_memory(rank->gpu), PIPELINE_ELEMS * sizeof(float));
     EXPECT(rank->data);
     rank->device = rank->host;
     return device_transport()->create(&rank->device.transport, transport, rank->gpu);
@@ -124,6 +124,26 @@ static void test_late(void **state) {
         fail_msg("%s", error_line());
 }
 
+/* Several segments at a time, in all lanes at once. */
+static Status pipeline_body(const World *world, Transport *transport) {
+    Rank rank;
+    (void)world;
+    TRY(rank_open(&rank, transport));
+    TRY(compare(&rank, &collective_hierarchical, PIPELINE_ELEMS));
+    rank_close(&rank);
+    return OK;
+}
+
+static void test_pipeline(void **state) {
+    (void)state;
+    cudart_devices(DEVICES);
+    cudart_late(true);
+    Status status = run_world(place_named("2 nodes of 2"), pipeline_body, NULL, NULL, 1);
+    cudart_late(false);
+    if (status != OK)
+        fail_msg("%s", error_line());
+}
+
 /* What a mark is for: the lane may not read what the computing stream has not written yet. */
 static Status follow_body(const World *world, Transport *transport) {
     enum { ELEMS = 5000 };
@@ -160,6 +180,6 @@ static void test_follow(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_late),
-                                       cmocka_unit_test(test_follow)};
+                                       cmocka_unit_test(test_pipeline), cmocka_unit_test(test_follow)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

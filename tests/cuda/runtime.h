@@ -15,7 +15,9 @@ cudaError_t failed(cudaError_t error);
 
 /* Does `work` when the stream comes to it: now, or late. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
-/* Returns when all streams are empty. */
+/* Goes on with the stream when `ready` says so, which holds from then on and takes no lock. */
+void enqueue_until(cudaStream_t stream, std::function<bool()> ready);
+/* Returns when all streams of the calling thread's device are empty. */
 void drain();
 /* Returns when nothing of the device is being done: for calls that give its error that sticks. */
 void wait_for_running(int device);
