@@ -19,10 +19,10 @@
  * Sizes and order are the plan's, alike on both sides; labels are not sent, so they are not checked. NCCL refuses two
  * ranks on one card.
  *
- * No call waits for ever. The communicator is a non-blocking one: NCCL connects and launches in a thread of its own, at
- * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands
- * behind. A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s, by
- * ncclCommAbort, which waits for no other rank and ends the kernels. */
+ * No call waits for ever. Communicators are non-blocking ones: NCCL connects and launches in a thread of its own, at the
+ * price of that thread, and the caller polls until that is done, so that what it puts in the stream next stands behind. A
+ * rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s, by ncclCommAbort,
+ * which waits for no other rank and ends the kernels. */
 #include "base/cuda.cuh"
 #include "comm/transport/vector_kernels.cuh"
 
