@@ -1,5 +1,5 @@
-/* A lane: a stream of a GPU beside the computing one, in which a rank's messages and what is done to them stand. Marks
- * tie the two together, so that nobody waits on the host:
+/* A lane: a stream of a GPU beside the computing one, in which what is done with a rank's gradients stands. Marks tie the
+ * two together, so that nobody waits on the host:
  *
  *   computing   | layer 11 | mark 0 | layer 10 | mark 1 | ...
  *   lane                     follow 0 | bucket 0 ...  | follow 1 | bucket 1 ...            finish: the host waits

@@ -6,13 +6,13 @@
 #include "tests/cuda/stand_ins.h"
 #include "tests/loop_world.h"
 
-enum { DEVICES = 16, ELEMS_MAX = 200003 };
+enum { DEVICES = 16, ELEMS_MAX = 200003, PIPELINE_ELEMS = 4 * (512 << 10) + 77 }; /* the latter: five segments of a half */
 
 /* One rank's GPU, with its transport beside the host's. */
 typedef struct Rank {
     Gpu *gpu;
     Group host, device;
-    float *data; /* f32[ELEMS_MAX], of the device */
+    float *data; /* f32[PIPELINE_ELEMS], of the device */
 } Rank;
 
 static void rank_close(Rank *rank) {
@@ -26,7 +26,7 @@ static void rank_close(Rank *rank) {
 static Status rank_open(Rank *rank, Transport *transport) {
     *rank = (Rank){.host = {transport, in_order, transport->ranks, transport->rank}};
     TRY(gpu_open(&rank->gpu, transport->rank));
-    rank->data = memory_alloc(gpu_memory(rank->gpu), ELEMS_MAX * sizeof(float));
+    rank->data = memory_alloc(gpu_memory(rank->gpu), PIPELINE_ELEMS * sizeof(float));
     EXPECT(rank->data);
     rank->device = rank->host;
     return device_transport()->create(&rank->device.transport, transport, rank->gpu);
@@ -94,12 +94,17 @@ static Status all_collectives(const World *world, const Rank *rank) {
     return OK;
 }
 
+/* What each rank does on its GPU: world->user. */
+typedef struct Work {
+    Status (*run)(const World *world, const Rank *rank);
+} Work;
+
 static Status body(const World *world, Transport *transport) {
     Rank rank;
     Status status = rank_open(&rank, transport);
     if (status == OK)
-        status = all_collectives(world, &rank);
-    rank_close(&rank);
+        status = ((const Work *)world->user)->run(world, &rank);
+    rank_close(&rank); /* also ends what the others wait for */
     return status;
 }
 
@@ -110,56 +115,63 @@ static void test_bits(void **state) {
     (void)state;
     cudart_devices(DEVICES);
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
-        if (run_world(place_named(worlds[w]), body, NULL, NULL, ELEMS_MAX) != OK)
+        if (run_world(place_named(worlds[w]), body, &(Work){all_collectives}, NULL, ELEMS_MAX) != OK)
             fail_msg("%s: %s", worlds[w], error_line());
 }
 
-static void test_late(void **state) {
-    (void)state;
+static void run_late(const char *place, const Work *work, int64_t elems) {
     cudart_devices(DEVICES);
     cudart_late(true);
-    Status status = run_world(place_named("2 nodes of 2"), body, NULL, NULL, ELEMS_MAX);
+    Status status = run_world(place_named(place), body, work, NULL, elems);
     cudart_late(false);
     if (status != OK)
         fail_msg("%s", error_line());
 }
 
+static void test_late(void **state) {
+    (void)state;
+    run_late("2 nodes of 2", &(Work){all_collectives}, ELEMS_MAX);
+}
+
+/* Several segments at a time, in all lanes at once. */
+static Status large_hierarchical(const World *world, const Rank *rank) {
+    (void)world;
+    return compare(rank, &collective_hierarchical, PIPELINE_ELEMS);
+}
+
+static void test_pipeline(void **state) {
+    (void)state;
+    run_late("2 nodes of 2", &(Work){large_hierarchical}, 1);
+}
+
 /* What a mark is for: the lane may not read what the computing stream has not written yet. */
-static Status follow_body(const World *world, Transport *transport) {
+static Status follow_marks(const World *world, const Rank *rank) {
     enum { ELEMS = 5000 };
     (void)world;
-    Rank rank;
-    TRY(rank_open(&rank, transport));
     float values[ELEMS], sums[ELEMS];
     for (int round = 1; round <= 5; round++) {
         for (int i = 0; i < ELEMS; i++)
-            values[i] = (float)(round * (transport->rank + 1));
-        gpu_copy_in(rank.gpu, rank.data, values, sizeof values); /* computing waits for it, and so does the mark */
-        transport_mark(rank.device.transport, round);
-        transport_follow(rank.device.transport, round);
-        TRY(collective_native.allreduce(&rank.device, &(Payload){.data = rank.data, .elems = ELEMS, .scale = 1}));
-        TRY(transport_flush(rank.device.transport));
-        gpu_copy_out(rank.gpu, sums, rank.data, sizeof sums, NULL, NULL, 0);
-        TRY(gpu_finish(rank.gpu));
+            values[i] = (float)(round * (rank->host.self + 1));
+        gpu_copy_in(rank->gpu, rank->data, values, sizeof values); /* computing waits for it, and so does the mark */
+        transport_mark(rank->device.transport, round);
+        transport_follow(rank->device.transport, round);
+        TRY(collective_native.allreduce(&rank->device, &(Payload){.data = rank->data, .elems = ELEMS, .scale = 1}));
+        TRY(transport_flush(rank->device.transport));
+        gpu_copy_out(rank->gpu, sums, rank->data, sizeof sums, NULL, NULL, 0);
+        TRY(gpu_finish(rank->gpu));
         for (int i = 0; i < ELEMS; i++)
             EXPECT(sums[i] == (float)(3 * round));
     }
-    rank_close(&rank);
     return OK;
 }
 
 static void test_follow(void **state) {
     (void)state;
-    cudart_devices(DEVICES);
-    cudart_late(true);
-    Status status = run_world(place_named("1 node of 2"), follow_body, NULL, NULL, 1);
-    cudart_late(false);
-    if (status != OK)
-        fail_msg("%s", error_line());
+    run_late("1 node of 2", &(Work){follow_marks}, 1);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_late),
-                                       cmocka_unit_test(test_follow)};
+                                       cmocka_unit_test(test_pipeline), cmocka_unit_test(test_follow)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,7 +10,9 @@ enum {
     RESULT_SLOTS = 3,             /* segments whose coded result is still on its way */
     SEGMENT_MIN_ELEMS = 16 << 10, /* below, latency costs more than the pipeline gains */
     SEGMENT_MAX_ELEMS = 64 << 10, /* the last one of a column travels alone */
-    DEVICE_SEGMENT_ELEMS = 4 << 20, /* a device starts each piece of work anew: few and large ones */
+    DEVICE_SEGMENTS_WANTED = 6,      /* a device starts each piece of work anew: few and large ones */
+    DEVICE_SEGMENT_MIN_ELEMS = 256 << 10,
+    DEVICE_SEGMENT_MAX_ELEMS = 4 << 20,
     ARRIVALS_ELEMS = 512 << 10,   /* of all members together: stays in the outer cache */
     SEGMENTS_WANTED = 12,         /* the shares of filling and emptying the pipeline are small then */
     BLOCK_ELEMS = 2048,           /* its sum stays in the inner cache */
@@ -69,8 +71,10 @@ static int64_t segment_elems_of(const Shape *shape, int64_t elems) {
     int64_t unit = (int64_t)CHUNK_ALIGN_ELEMS * (shape->stages > 1 ? shape->owners[1] : 1);
     int64_t wanted = least(part / SEGMENTS_WANTED, SEGMENT_MAX_ELEMS);
     wanted = least(wanted, ARRIVALS_ELEMS / most(shape->members[0] - 1, 1));
-    if (!shape->on_host)
-        wanted = least(part, DEVICE_SEGMENT_ELEMS);
+    if (!shape->on_host) { /* two stages have a lane each: they overlap */
+        wanted = shape->stages > 1 ? most(part / DEVICE_SEGMENTS_WANTED, DEVICE_SEGMENT_MIN_ELEMS) : part;
+        wanted = least(least(wanted, part), DEVICE_SEGMENT_MAX_ELEMS);
+    }
     return least(round_up(most(wanted, SEGMENT_MIN_ELEMS), unit), round_up(part, unit));
 }
 

@@ -146,9 +146,10 @@ Status transport_group_test(Transport *transport, Ticket group, bool *complete);
 Status transport_group_wait(Transport *transport, Ticket group); /* sleeps or backs off */
 Status transport_group_end(Transport *transport); /* start and wait */
 
-/* A device's memory. Messages and vector operations then join the transport's lane, and a group is complete, for this
- * rank's later calls, as soon as it has started; what it brought is there for what stands behind it in the lane. On the
- * host there is no lane: mark, follow and flush do nothing, call calls and stamp fills in at once.
+/* A device's memory. Vector operations then join the transport's lane, and messages lanes beside it: a group travels when
+ * all that was in the lane as it started is done, and what joins the lane after group_wait finds what it brought, and may
+ * write to what it sent. So group_wait returns at once; group_test says that a group is complete when it was waited for,
+ * not before. On the host there is no lane: mark, follow and flush do nothing, call calls and stamp fills in at once.
  *     mark    by the thread that computes: what it has asked its device for so far
  *     follow  what joins the lane from now on waits for the last mark of that number
  *     call    fn is called when all that is in the lane now is done

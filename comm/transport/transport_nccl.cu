@@ -1,16 +1,28 @@
-/* The NCCL transport. A group of messages is one NCCL group in the rank's lane:
+/* The NCCL transport. What is sent inside nodes, what is sent between them, and what is done with gradients stand in a
+ * lane each, so that they overlap:
  *
- *   group_start   ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd     all in the lane when it returns
- *   group_wait    nothing: what is done with a message stands behind it in the lane
- *   flush         the host waits, with an eye on NCCL's asynchronous errors and on the time
+ *   codec     | encode 0 | encode 1 | .......... | sum 0 | encode 2 |  sum 1 |      what is not a message: transport->lane
+ *                        \         \            /          \        /
+ *   between               | messages 0 | messages 1 |        | messages 2 |         or inside: by the peer's node
+ *
+ *   group_start   each link that has messages waits for what the codec lane holds now, then carries them as one NCCL
+ *                 group: ncclGroupStart  ncclSend, ncclRecv ...  ncclGroupEnd. Inside first, then between; both are in
+ *                 their streams when the call returns
+ *   group_wait    the codec lane waits for those: what is done with a message from here on stands behind it. The host
+ *                 waits for neither
+ *   flush         the host waits for the codec lane, with an eye on NCCL's asynchronous errors and on the time
+ *
+ * A communicator does one thing at a time, so each link has its own, of all ranks; a link that no pair of ranks has is
+ * not made. All ranks start the same groups in the same order, and a link's group waits only for what was asked for
+ * before it, so no circle of them can arise.
  *
  * Sizes and order are the plan's, alike on both sides; labels are not sent, so they are not checked. NCCL refuses two
  * ranks on one card.
  *
- * No call waits for ever. The communicator is a non-blocking one: NCCL connects and launches in a thread of its own, at
- * the price of that thread, and the caller polls until that is done, so that what it puts in the lane next stands
- * behind. A rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s, by
- * ncclCommAbort, which waits for no other rank and ends the kernels. */
+ * No call waits for ever. Communicators are non-blocking ones: NCCL connects and launches in a thread of its own, at the
+ * price of that thread, and the caller polls until that is done, so that what it puts in the stream next stands behind. A
+ * rank that is lost leaves the others' kernels waiting on the card: flush gives up after timeout_s, by ncclCommAbort,
+ * which waits for no other rank and ends the kernels. */
 #include "base/cuda.cuh"
 #include "comm/transport/vector_kernels.cuh"
 
@@ -35,11 +47,29 @@ enum { NAP_NS = 20000, CAUSE_S = 1, TURNS = 9, TURN_NS = 100000000 };
 #define SPIN_S 100e-6
 #define LEAVE_S 1.0 /* for the others to leave in good order */
 
+enum { INSIDE, BETWEEN, LINKS, ARRIVALS = 16 };
+
+/* A lane of messages. */
+struct Link {
+    ncclComm_t comm; /* NULL: nobody needs it, or it was aborted */
+    cudaStream_t stream;
+    cudaEvent_t begin;              /* in the codec lane, before the last group */
+    cudaEvent_t arrivals[ARRIVALS]; /* behind groups. A later one may stand for another: that waits for more */
+};
+
+/* A group under way. */
+struct Started {
+    Message *last; /* keeps the group open until it is waited for */
+    bool uses[LINKS];
+};
+
 struct NcclTransport {
     Transport base;
     Gpu *gpu;
-    GpuLane *lane;
-    ncclComm_t comm; /* NULL once it is aborted */
+    GpuLane *lane; /* codec */
+    Link links[LINKS];
+    Started *started; /* Started[message_max], owned: by place in base.groups */
+    bool aborted;
 };
 
 static NcclTransport *nccl_of(Transport *transport) { return (NcclTransport *)transport; }
@@ -73,8 +103,14 @@ static void wait_for_the_cause(const NcclTransport *self) {
 
 /* What NCCL is at, behind the calls. */
 static ncclResult_t state_of(const NcclTransport *self) {
-    ncclResult_t state = ncclSuccess, result = ncclCommGetAsyncError(self->comm, &state);
-    return result == ncclSuccess ? state : result;
+    ncclResult_t all = ncclSuccess;
+    for (const Link &link : self->links) {
+        ncclResult_t state = ncclSuccess, result = link.comm ? ncclCommGetAsyncError(link.comm, &state) : ncclSuccess;
+        state = result == ncclSuccess ? state : result;
+        if (state != ncclSuccess && (all == ncclSuccess || all == ncclInProgress))
+            all = state;
+    }
+    return all;
 }
 
 /* A GPU that has failed says more than NCCL, which only saw that. */
@@ -163,56 +199,124 @@ static const VectorOps vector_cuda = {.name = "cuda",
 
 /* ---- messages ---- */
 
+/* What joins the link from now on waits for what the codec lane holds now. */
+static void begin(NcclTransport *self, Link *link) {
+    CHECK_CUDA(self->gpu, cudaEventRecord(link->begin, stream_of(&self->base)));
+    CHECK_CUDA(self->gpu, cudaStreamWaitEvent(link->stream, link->begin, 0));
+}
+
+/* What joins the codec lane from now on waits for what the link held at that arrival. */
+static void arrive(NcclTransport *self, const Link *link, int arrival) {
+    CHECK_CUDA(self->gpu, cudaStreamWaitEvent(stream_of(&self->base), link->arrivals[arrival % ARRIVALS], 0));
+}
+
+static Status end(NcclTransport *self, const Link *link, int arrival, const char *what, ncclResult_t result) {
+    TRY(settle(self, what, result));
+    CHECK_CUDA(self->gpu, cudaEventRecord(link->arrivals[arrival % ARRIVALS], link->stream));
+    return OK;
+}
+
 /* NCCL has no message without bytes to wait for. */
-static ncclResult_t put(NcclTransport *self, const Message *message) {
-    if (message->bytes == 0)
-        return ncclSuccess;
-    cudaStream_t stream = stream_of(&self->base);
-    return message->outgoing ? ncclSend(message->data, message->bytes, ncclChar, message->peer, self->comm, stream)
-                             : ncclRecv(message->data, message->bytes, ncclChar, message->peer, self->comm, stream);
+static bool travels(const NcclTransport *self, const Message *message, int link) {
+    const int *node = self->base.node;
+    return message->bytes > 0 && link == (node[message->peer] == node[self->base.rank] ? INSIDE : BETWEEN);
+}
+
+static ncclResult_t put(const Link *link, const Message *message) {
+    return message->outgoing
+               ? ncclSend(message->data, message->bytes, ncclChar, message->peer, link->comm, link->stream)
+               : ncclRecv(message->data, message->bytes, ncclChar, message->peer, link->comm, link->stream);
+}
+
+static bool uses(const NcclTransport *self, int link) {
+    for (int way = INCOMING; way <= OUTGOING; way++)
+        for (const Message *message = self->base.naming[way].head; message; message = message->next)
+            if (travels(self, message, link))
+                return true;
+    return false;
+}
+
+static Status start_link(NcclTransport *self, int i) {
+    Link *link = &self->links[i];
+    begin(self, link);
+    ncclResult_t result = ncclGroupStart();
+    for (int way = INCOMING; way <= OUTGOING; way++)
+        for (const Message *message = self->base.naming[way].head; message && result == ncclSuccess;
+             message = message->next)
+            if (travels(self, message, i))
+                result = put(link, message);
+    ncclResult_t ended = ncclGroupEnd();
+    return end(self, link, self->base.naming_group, "messages between GPUs", result == ncclSuccess ? ended : result);
 }
 
 static Status nccl_start(Transport *transport) {
     NcclTransport *self = nccl_of(transport);
-    if (!self->comm)
-        return fault("NCCL: the communicator was aborted");
-    ncclResult_t result = ncclGroupStart();
+    Started *started = &self->started[transport->naming_group];
+    *started = {};
+    Status status = self->aborted ? fault("NCCL: the communicator was aborted") : OK;
+    for (int link = INSIDE; link < LINKS && status == OK; link++)
+        if (uses(self, link)) {
+            status = start_link(self, link);
+            started->uses[link] = true;
+        }
     for (int way = INCOMING; way <= OUTGOING; way++)
         while (Message *message = transport_dequeue(&transport->naming[way])) {
-            if (result == ncclSuccess)
-                result = put(self, message);
-            transport_message_done(transport, message);
+            if (started->last)
+                transport_message_done(transport, started->last);
+            started->last = message;
         }
-    ncclResult_t end = ncclGroupEnd();
-    result = result == ncclSuccess ? end : result;
-    return settle(self, "messages between GPUs", result);
+    return status;
 }
 
+static Status nccl_wait(Transport *transport, const MessageGroup *group) {
+    NcclTransport *self = nccl_of(transport);
+    int place = (int)(group - transport->groups);
+    for (int link = INSIDE; link < LINKS; link++)
+        if (self->started[place].uses[link])
+            arrive(self, &self->links[link], place);
+    transport_message_done(transport, self->started[place].last);
+    return OK;
+}
+
+/* A group that was started stays open until it is waited for. */
 static Status nccl_progress(Transport *transport, const MessageGroup *group) {
     (void)transport, (void)group;
     return OK;
 }
 
-static void nccl_abandon(Transport *transport) {
-    NcclTransport *self = nccl_of(transport);
-    if (self->comm)
-        ncclCommAbort(self->comm);
-    self->comm = NULL;
-    gpu_hush(self->gpu); /* what stands in the lane behind it is done now, for nobody */
+/* As a group: the work of each may stand behind that of the other one. */
+static void abort_links(NcclTransport *self) {
+    self->aborted = true;
+    ncclGroupStart();
+    for (Link &link : self->links) {
+        if (link.comm)
+            ncclCommAbort(link.comm);
+        link.comm = NULL;
+    }
+    ncclGroupEnd();
 }
 
-/* Never spins: it only joins the lane. */
+static void nccl_abandon(Transport *transport) {
+    NcclTransport *self = nccl_of(transport);
+    abort_links(self);
+    gpu_hush(self->gpu); /* what stands in the lanes behind it is done now, for nobody */
+}
+
+/* Never spins: it only joins a link, and the codec lane waits for that. */
 static Status nccl_allreduce_sum(Transport *transport, const float *terms, float *sum, int64_t elems, bool may_spin) {
     (void)may_spin;
     NcclTransport *self = nccl_of(transport);
-    if (!self->comm)
+    if (self->aborted)
         return fault("NCCL: the communicator was aborted");
-    ncclResult_t result =
-        ncclAllReduce(terms, sum, (size_t)elems, ncclFloat32, ncclSum, self->comm, stream_of(transport));
-    return settle(self, "all-reduce", result);
+    Link *link = &self->links[self->links[BETWEEN].comm ? BETWEEN : INSIDE];
+    begin(self, link);
+    ncclResult_t result = ncclAllReduce(terms, sum, (size_t)elems, ncclFloat32, ncclSum, link->comm, link->stream);
+    TRY(end(self, link, 0, "all-reduce", result));
+    arrive(self, link, 0);
+    return OK;
 }
 
-/* ---- the lane ---- */
+/* ---- the codec lane ---- */
 
 static void nccl_mark(Transport *transport, int mark) { gpu_lane_mark(nccl_of(transport)->lane, mark); }
 static void nccl_follow(Transport *transport, int mark) { gpu_lane_follow(nccl_of(transport)->lane, mark); }
@@ -239,8 +343,8 @@ static Status nccl_flush(Transport *transport) {
     if (launched != cudaSuccess)
         return give_up(self, fault("the GPU refused work on gradients: %s", cudaGetErrorString(launched)));
     for (bool empty = false;;) {
-        Status status = self->comm ? settle(self, "between GPUs", ncclSuccess)
-                                   : fault("NCCL: the communicator was aborted");
+        Status status = self->aborted ? fault("NCCL: the communicator was aborted")
+                                      : settle(self, "between GPUs", ncclSuccess);
         if (status == OK)
             status = gpu_lane_test(self->lane, &empty);
         if (status == OK && empty)
@@ -261,7 +365,7 @@ static const TransportOps nccl_ops = {.name = "nccl",
                                       .one_process = false,
                                       .start = nccl_start,
                                       .progress = nccl_progress,
-                                      .wait = nccl_progress,
+                                      .wait = nccl_wait,
                                       .abandon = nccl_abandon,
                                       .allreduce_sum = nccl_allreduce_sum,
                                       .mark = nccl_mark,
@@ -312,12 +416,21 @@ static Status words_end(Words *words, Status own, bool *failed) {
     return words_test(words, failed);
 }
 
+/* A link of any two ranks. */
+static bool is_needed(const Transport *transport, int link) {
+    for (int a = 0; a < transport->ranks; a++)
+        for (int b = 0; b < a; b++)
+            if ((transport->node[a] == transport->node[b]) == (link == INSIDE))
+                return true;
+    return false;
+}
+
 /* Returns when NCCL has connected this rank, or this or another one has failed. */
-static Status connect(NcclTransport *self, const Words *words, const ncclUniqueId *id, bool *failed) {
+static Status connect(NcclTransport *self, Link *link, const Words *words, const ncclUniqueId *id, bool *failed) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     double start_s = clock_s();
-    ncclResult_t result = ncclCommInitRankConfig(&self->comm, self->base.ranks, *id, self->base.rank, &config);
+    ncclResult_t result = ncclCommInitRankConfig(&link->comm, self->base.ranks, *id, self->base.rank, &config);
     while ((result == ncclSuccess || result == ncclInProgress) && (result = state_of(self)) == ncclInProgress) {
         TRY(words_test(words, failed));
         if (*failed)
@@ -329,33 +442,74 @@ static Status connect(NcclTransport *self, const Words *words, const ncclUniqueI
     return result == ncclSuccess ? OK : nccl_fault("start", ncclGetErrorString(result));
 }
 
-struct Id {
-    int status; /* of rank 0, whose id it is */
-    ncclUniqueId id;
+static cudaError_t create_lane(Link *link) {
+    cudaError_t error = cudaStreamCreateWithFlags(&link->stream, cudaStreamNonBlocking);
+    if (error == cudaSuccess)
+        error = cudaEventCreateWithFlags(&link->begin, cudaEventDisableTiming);
+    for (int i = 0; i < ARRIVALS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&link->arrivals[i], cudaEventDisableTiming);
+    return error;
+}
+
+static Status create_lanes(NcclTransport *self) {
+    cudaError_t error = cudaSuccess;
+    TRY(gpu_lane_create(&self->lane, self->gpu));
+    for (int link = INSIDE; link < LINKS && error == cudaSuccess; link++)
+        if (is_needed(&self->base, link))
+            error = create_lane(&self->links[link]);
+    return error == cudaSuccess ? OK : fault("the GPU gives no lane: %s", cudaGetErrorString(error));
+}
+
+static void destroy_lane(Link *link) {
+    if (link->stream) {
+        cudaStreamSynchronize(link->stream);
+        cudaStreamDestroy(link->stream);
+    }
+    if (link->begin)
+        cudaEventDestroy(link->begin);
+    for (cudaEvent_t arrival : link->arrivals)
+        if (arrival)
+            cudaEventDestroy(arrival);
+}
+
+struct Ids {
+    int status; /* of rank 0, whose ids they are */
+    ncclUniqueId id[LINKS];
 };
 
-static Status send_id(Transport *control, Id *id) {
+static Status make_ids(Ids *ids) {
+    for (ncclUniqueId &id : ids->id) {
+        ncclResult_t result = ncclGetUniqueId(&id);
+        if (result != ncclSuccess)
+            return nccl_fault("start", ncclGetErrorString(result));
+    }
+    return OK;
+}
+
+static Status send_ids(Transport *control, Ids *ids) {
     transport_group_begin(control);
     for (int rank = 1; rank < control->ranks && control->rank == 0; rank++)
-        transport_send(control, rank, id, sizeof *id);
+        transport_send(control, rank, ids, sizeof *ids);
     if (control->rank > 0)
-        transport_recv(control, 0, id, sizeof *id);
+        transport_recv(control, 0, ids, sizeof *ids);
     return transport_group_end(control);
 }
 
 static Status join(NcclTransport *self, Words *words, bool *failed) {
     Transport *control = words->control;
-    Id id = {};
-    Status own = gpu_lane_create(&self->lane, self->gpu);
-    if (own == OK && control->rank == 0) {
-        ncclResult_t result = ncclGetUniqueId(&id.id);
-        own = result == ncclSuccess ? OK : nccl_fault("start", ncclGetErrorString(result));
-    }
-    id.status = own;
-    TRY(send_id(control, &id));
+    Ids ids = {};
+    Status own = create_lanes(self);
+    if (own == OK && control->rank == 0)
+        own = make_ids(&ids);
+    ids.status = own;
+    TRY(send_ids(control, &ids));
     words_listen(words);
-    if (own == OK && id.status == OK)
-        own = connect(self, words, &id.id, failed);
+    bool goes_on = own == OK && ids.status == OK;
+    for (int link = INSIDE; link < LINKS && goes_on; link++) {
+        if (is_needed(&self->base, link))
+            own = connect(self, &self->links[link], words, &ids.id[link], failed);
+        goes_on = own == OK && !*failed;
+    }
     TRY(words_end(words, own, failed));
     *failed |= own != OK;
     self->base.lane = own == OK ? gpu_lane_stream(self->lane) : NULL;
@@ -363,27 +517,32 @@ static Status join(NcclTransport *self, Words *words, bool *failed) {
 }
 
 /* Good order takes all ranks: where one has no time for that, the others do not wait for it. */
-static void leave(NcclTransport *self) {
+static void leave(ncclComm_t comm) {
     double start_s = clock_s();
-    ncclResult_t result = ncclCommFinalize(self->comm);
+    ncclResult_t result = ncclCommFinalize(comm), state = ncclSuccess;
     while (result == ncclInProgress && clock_s() - start_s < LEAVE_S) {
         back_off(start_s);
-        result = state_of(self);
+        result = ncclCommGetAsyncError(comm, &state);
+        result = result == ncclSuccess ? state : result;
     }
     if (result == ncclSuccess)
-        ncclCommDestroy(self->comm);
+        ncclCommDestroy(comm);
     else
-        ncclCommAbort(self->comm);
+        ncclCommAbort(comm);
 }
 
 static void nccl_destroy(Transport *transport) {
     if (!transport)
         return;
     NcclTransport *self = nccl_of(transport);
-    if (self->comm)
-        leave(self);
+    for (const Link &link : self->links)
+        if (link.comm)
+            leave(link.comm);
+    for (Link &link : self->links)
+        destroy_lane(&link);
     gpu_lane_destroy(self->lane);
     transport_release(transport);
+    free(self->started);
     free(self);
 }
 
@@ -398,15 +557,15 @@ static Status nccl_create(Transport **result, Transport *control, Gpu *gpu) {
         transport_init(&self->base, &nccl_ops, control->rank, control->ranks, control->timeout_s)) {
         self->base.vector = &vector_cuda;
         self->gpu = gpu;
+        self->started = (Started *)calloc((size_t)transport_message_max(control->ranks), sizeof *self->started);
         memcpy(self->base.node, control->node, (size_t)control->ranks * sizeof(int));
-        status = join(self, &words, &failed);
+        if (self->started)
+            status = join(self, &words, &failed);
     }
     if (status == OK && !failed)
         *result = &self->base;
     else if (self) {
-        if (self->comm)
-            ncclCommAbort(self->comm);
-        self->comm = NULL;
+        abort_links(self);
         nccl_destroy(&self->base);
     }
     free(words.said);

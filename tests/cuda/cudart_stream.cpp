@@ -2,8 +2,10 @@
  * done as soon as it is queued. Else a thread, the driver, takes it from there:
  *
  *   when a call waits for a stream   what that stream needs, through the events it waits for, and nothing else
- *   when nothing happens for 2 ms    anything that may run, from streams in turn by the emulator's seed
+ *   when nothing happens for 2 ms    anything that may run. One stream goes before another for a while, by the emulator's
+ *                                    seed, so that each comes to be far ahead of the others and far behind
  *
+ * A stream can also wait for what other devices do (enqueue_until), and that may need any stream.
  * So a copy whose result is read too early, or whose source is overwritten too early, shows. A device with an error that
  * sticks does nothing any more.
  * The default stream (and calls without a stream) waits for those streams that were not made cudaStreamNonBlocking. */
@@ -36,10 +38,11 @@ struct Event {
 
 struct Item {
     std::function<void()> work;   /* of the device, unless that has failed; or of the stream itself; or: */
-    std::shared_ptr<Event> event; /* to wait for, until `record` records have been reached */
+    std::shared_ptr<Event> event; /* to wait for, until `record` records have been reached; or: */
     uint64_t record;
     Stream *recorder;
     bool of_device = false;
+    std::function<bool()> ready = nullptr; /* to wait for */
 };
 
 struct Stream {
@@ -56,7 +59,7 @@ struct Driver {
     bool late = getenv("CUDART_LATE") && atoi(getenv("CUDART_LATE"));
     std::vector<Stream *> awaited; /* by calls, one entry each */
     uint64_t queued = 0;           /* items so far */
-    uint64_t random = 1;
+    uint64_t random = 1, order = 0;
     bool started = false;
 };
 using Lock = std::unique_lock<std::mutex>;
@@ -73,24 +76,42 @@ static double now_s() {
 /* ---- the driver's thread ---- */
 
 static bool can_run(const Stream *s) {
-    return !s->running && !s->queue.empty() &&
-           (s->queue.front().work || s->queue.front().event->passed >= s->queue.front().record);
+    if (s->running || s->queue.empty())
+        return false;
+    const Item &item = s->queue.front();
+    if (item.ready)
+        return item.ready() || is_stuck(s->device);
+    return item.work || item.event->passed >= item.record;
 }
 
-/* The stream that must go on so that `s` can; NULL: nothing is left for it. */
-static Stream *needed_for(Stream *s) {
-    while (!s->queue.empty() && !can_run(s) && !s->running)
-        s = s->queue.front().recorder;
-    return s->queue.empty() ? nullptr : s;
+static uint64_t draw(uint64_t &state) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return state >> 33;
 }
 
 static Stream *any_stream(Driver &d) {
-    std::vector<Stream *> ready;
-    for (const auto &s : d.streams)
-        if (can_run(s.get()))
-            ready.push_back(s.get());
-    d.random = d.random * 6364136223846793005u + 1442695040888963407u;
-    return ready.empty() ? nullptr : ready[((d.random >> 33) + emulator::schedule_seed()) % ready.size()];
+    if (draw(d.random) % 32 == 0)
+        d.order = draw(d.random);
+    Stream *first = nullptr;
+    uint64_t number = 0, highest = 0;
+    for (const auto &s : d.streams) {
+        uint64_t state = (d.order + emulator::schedule_seed()) * 1000003 + ++number, rank = draw(state) ^ draw(state);
+        if (can_run(s.get()) && (!first || rank > highest)) {
+            first = s.get();
+            highest = rank;
+        }
+    }
+    return first;
+}
+
+/* The stream that must go on so that `s` can; NULL: nothing is left for it, or none can. */
+static Stream *needed_for(Driver &d, Stream *s) {
+    while (!s->queue.empty() && !can_run(s) && !s->running) {
+        if (s->queue.front().ready)
+            return any_stream(d);
+        s = s->queue.front().recorder;
+    }
+    return s->queue.empty() ? nullptr : s;
 }
 
 static void run_first(Driver &d, Stream *s, Lock &locked) {
@@ -113,7 +134,7 @@ static void drive() {
     for (;;) {
         Stream *s = nullptr;
         for (Stream *awaited : d.awaited)
-            s = s ? s : needed_for(awaited);
+            s = s ? s : needed_for(d, awaited);
         if (!s && seen == d.queued)
             s = any_stream(d);
         if (s) {
@@ -133,15 +154,18 @@ static void wait_for(Driver &d, Stream *s, Lock &locked) {
     d.awaited.erase(std::find(d.awaited.begin(), d.awaited.end(), s));
 }
 
-static void wait_for_all(bool blocking_only) {
+template <class Choice> static void wait_for_all(Choice chosen) {
     Driver &d = driver();
     Lock locked(d.lock);
     auto streams = d.streams; /* others may end theirs meanwhile */
     for (const auto &s : streams)
-        if (!blocking_only || s->blocking)
+        if (chosen(*s))
             wait_for(d, s.get(), locked);
 }
-void drain() { wait_for_all(false); }
+static bool blocks(const Stream &s) { return s.blocking; }
+void drain() {
+    wait_for_all([](const Stream &s) { return s.device == own_device(); });
+}
 
 void wait_for_running(int device) {
     Driver &d = driver();
@@ -157,6 +181,8 @@ void wait_for_running(int device) {
 static void put(Driver &d, Stream *s, Item item, Lock &locked) {
     if (!d.late) {
         locked.unlock();
+        while (item.ready && !item.ready() && !is_stuck(s->device))
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
         if (item.work)
             item.work();
         return;
@@ -173,13 +199,19 @@ void enqueue(cudaStream_t stream, std::function<void()> work) {
     if (gather(stream, work))
         return;
     if (!stream) {
-        wait_for_all(true);
+        wait_for_all(blocks);
         work();
         return;
     }
     Driver &d = driver();
     Lock locked(d.lock);
     put(d, (Stream *)stream, Item{std::move(work), nullptr, 0, nullptr, true}, locked);
+}
+
+void enqueue_until(cudaStream_t stream, std::function<bool()> ready) {
+    Driver &d = driver();
+    Lock locked(d.lock);
+    put(d, (Stream *)stream, Item{nullptr, nullptr, 0, nullptr, false, std::move(ready)}, locked);
 }
 
 } // namespace cudart
@@ -197,7 +229,7 @@ static std::shared_ptr<Event> &event_of(cudaEvent_t event) { return *(std::share
 /* ---- for tests ---- */
 
 void cudart_late(bool late) {
-    drain();
+    wait_for_all([](const Stream &) { return true; });
     Lock locked(driver().lock);
     driver().late = late;
 }
@@ -237,7 +269,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (spoils(stream))
         return failed(cudaErrorStreamCaptureUnsupported);
     if (!stream) {
-        wait_for_all(true);
+        wait_for_all(blocks);
         return cudaSuccess;
     }
     Lock locked(driver().lock);

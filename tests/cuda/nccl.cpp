@@ -1,20 +1,21 @@
-/* A stand-in for NCCL, linked in its place: ranks are threads of one process. A group of calls is carried out when it
- * ends, by a thread of its own, as a non-blocking communicator does it: first the stream's work so far, as far as it
- * must be, then a meeting with the peers. Until then ncclCommGetAsyncError says ncclInProgress.
+/* A stand-in for NCCL, linked in its place: ranks are threads of one process. A group of calls joins its stream when it
+ * ends, by a thread of its own, as a non-blocking communicator does it. Until then ncclCommGetAsyncError says
+ * ncclInProgress. Where streams are late nothing has moved by then: what is done with memory is done when the streams of
+ * all whom it concerns have come to it, and each goes on when all of its group is done.
  *
- *   mailbox [from][to]   what was sent and not yet taken, oldest first. Whoever receives copies; whoever sent waits
- *                        until all of its own is taken
- *   sum                  an all-reduce waits for all ranks; the last one adds up, in rank order
+ *   mail [from][to]   sends and receives that have not met yet, oldest first. Bytes are copied when two meet
+ *   sum               the ranks that have come to an all-reduce; the last one adds up, in rank order
  *
- * Sizes that differ, pointers that are not the device's, streams that are used while a group is in progress, die: NCCL
- * itself would hang, overwrite memory, or add what is not there yet. stand_ins.h tells how it is made to fail. */
+ * Sizes that differ, pointers that are not the device's, groups that begin while one is in progress or that change the
+ * communicator's stream, die: NCCL itself would hang, overwrite memory, or add what is not there yet. stand_ins.h tells
+ * how it is made to fail. */
 #include "tests/cuda/machine.h"
 #include "tests/cuda/runtime.h"
 #include "tests/cuda/stand_ins.h"
 
 #include <nccl.h>
 
-#include <condition_variable>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,26 +31,6 @@ using emulator::die;
 
 namespace {
 
-struct Sent {
-    const void *data;
-    size_t bytes;
-    int *open; /* of the sender: what is not yet taken */
-};
-
-struct World {
-    std::mutex lock;
-    std::condition_variable changed;
-    int ranks = 0, joined = 0, leaving = 0;
-    std::set<int> devices;
-    bool aborted = false;
-    std::map<std::pair<int, int>, std::deque<Sent>> mail; /* by sender and receiver */
-    /* an all-reduce */
-    std::vector<float *> arrays;
-    int arrived = 0;
-    size_t elems = 0;
-    uint64_t sums = 0; /* done so far */
-};
-
 struct Call {
     enum { SEND, RECV, SUM } kind;
     ncclComm_t comm;
@@ -57,6 +38,27 @@ struct Call {
     size_t bytes;
     int peer;
     cudaStream_t stream;
+};
+
+struct Group {
+    std::vector<Call> calls;
+    std::atomic<int> open; /* calls that are not done */
+};
+
+/* A call whose stream has come to it. */
+struct Here {
+    Call call;
+    std::shared_ptr<Group> group;
+};
+
+struct World {
+    std::mutex lock;
+    int ranks = 0, joined = 0, leaving = 0;
+    std::set<int> devices;
+    std::atomic<bool> aborted = false;
+    std::set<int> left_alone; /* ranks that waited for others in vain */
+    std::map<std::pair<int, int>, std::deque<Here>> mail[2]; /* sends and receives, by sender and receiver */
+    std::map<int, Here> sum; /* by rank */
 };
 
 std::mutex worlds_lock;
@@ -79,10 +81,11 @@ size_t size_of(ncclDataType_t type) {
 struct ncclComm {
     std::shared_ptr<World> world;
     int rank, device;
+    cudaStream_t stream = nullptr; /* of all its groups */
     /* under the world's lock */
     bool leaves = false, hangs = false, working = false;
     ncclResult_t result = ncclSuccess; /* of what was asked for last */
-    std::thread thread;                /* the caller's: carries the last group out */
+    std::thread thread; /* the caller's: has the last group join its stream */
 };
 
 /* ---- NCCL_FAIL ---- */
@@ -113,96 +116,96 @@ ncclResult_t enter(const char *function, int rank) {
 
 namespace {
 
-void post(World &world, const Call &call, int *open) {
-    world.mail[{call.comm->rank, call.peer}].push_back({call.data, call.bytes, open});
-    ++*open;
-}
-
-bool take(World &world, const Call &call, std::unique_lock<std::mutex> &locked) {
-    auto &box = world.mail[{call.peer, call.comm->rank}];
-    world.changed.wait(locked, [&] { return world.aborted || !box.empty(); });
-    if (world.aborted)
-        return false;
-    Sent sent = box.front();
-    box.pop_front();
-    if (sent.bytes != call.bytes)
-        die("NCCL: rank %d sends %zu bytes, rank %d expects %zu", call.peer, sent.bytes, call.comm->rank, call.bytes);
-    memcpy(call.data, sent.data, sent.bytes);
-    --*sent.open;
-    world.changed.notify_all();
-    return true;
-}
-
-bool sum(World &world, const Call &call, std::unique_lock<std::mutex> &locked) {
-    uint64_t mine = world.sums;
-    size_t elems = call.bytes / sizeof(float);
-    world.arrays.resize((size_t)world.ranks);
-    world.arrays[(size_t)call.comm->rank] = (float *)call.data;
-    if (world.arrived++ > 0 && world.elems != elems)
-        die("NCCL: all-reduce of %zu and of %zu elements", world.elems, elems);
-    world.elems = elems;
-    if (world.arrived < world.ranks) {
-        world.changed.wait(locked, [&] { return world.aborted || world.sums > mine; });
-        return !world.aborted;
+/* Under the world's lock. */
+void meet(World &world, std::pair<int, int> pair) {
+    auto &sends = world.mail[Call::SEND][pair], &receives = world.mail[Call::RECV][pair];
+    while (!sends.empty() && !receives.empty()) {
+        const Here &from = sends.front(), &to = receives.front();
+        if (from.call.bytes != to.call.bytes)
+            die("NCCL: rank %d sends %zu bytes, rank %d expects %zu", pair.first, from.call.bytes, pair.second,
+                to.call.bytes);
+        memcpy(to.call.data, from.call.data, to.call.bytes);
+        from.group->open--;
+        to.group->open--;
+        sends.pop_front();
+        receives.pop_front();
     }
+}
+
+/* Under the world's lock. */
+void add_up(World &world, const Here &last) {
+    size_t elems = last.call.bytes / sizeof(float);
+    for (const auto &[rank, here] : world.sum)
+        if (here.call.bytes != last.call.bytes)
+            die("NCCL: all-reduce of %zu and of %zu bytes", here.call.bytes, last.call.bytes);
     for (size_t i = 0; i < elems; i++) {
-        float total = world.arrays[0][i];
-        for (size_t rank = 1; rank < world.arrays.size(); rank++)
-            total += world.arrays[rank][i];
-        for (float *array : world.arrays)
-            array[i] = total;
+        float total = ((float *)world.sum[0].call.data)[i];
+        for (int rank = 1; rank < world.ranks; rank++)
+            total += ((float *)world.sum[rank].call.data)[i];
+        for (const auto &[rank, here] : world.sum)
+            ((float *)here.call.data)[i] = total;
     }
-    world.arrived = 0;
-    world.sums++;
-    world.changed.notify_all();
-    return true;
+    for (const auto &[rank, here] : world.sum)
+        here.group->open--;
+    world.sum.clear();
 }
 
-ncclResult_t carry_out(const std::vector<Call> &group) {
-    for (const Call &call : group)
-        if (cudaStreamSynchronize(call.stream) != cudaSuccess)
-            return ncclUnhandledCudaError;
-    World &world = *group[0].comm->world;
-    std::unique_lock<std::mutex> locked(world.lock);
-    int open = 0;
+/* The stream has come to the group. */
+void arrive(World &world, const std::shared_ptr<Group> &group, int rank) {
+    std::lock_guard<std::mutex> locked(world.lock);
     if (world.aborted)
-        return ncclRemoteError;
-    for (const Call &call : group)
-        if (call.kind == Call::SEND)
-            post(world, call, &open);
-    world.changed.notify_all();
-    for (const Call &call : group)
-        if (world.aborted || (call.kind == Call::RECV && !take(world, call, locked)) ||
-            (call.kind == Call::SUM && !sum(world, call, locked)))
-            return ncclRemoteError;
-    world.changed.wait(locked, [&] { return world.aborted || open == 0; });
-    return world.aborted ? ncclRemoteError : ncclSuccess;
+        return;
+    for (const Call &call : group->calls) {
+        Here here = {call, group};
+        if (call.kind == Call::SUM) {
+            world.sum[rank] = here;
+            if ((int)world.sum.size() == world.ranks)
+                add_up(world, here);
+            continue;
+        }
+        std::pair<int, int> pair(call.kind == Call::SEND ? rank : call.peer, call.kind == Call::SEND ? call.peer : rank);
+        world.mail[call.kind][pair].push_back(here);
+        meet(world, pair);
+    }
 }
 
-/* A kernel that waits for its peers for ever, until the communicator is aborted. */
-ncclResult_t stand_still(const Call &call) {
-    std::shared_ptr<World> world = call.comm->world;
-    cudart::enqueue(call.stream, [world] {
-        std::unique_lock<std::mutex> locked(world->lock);
-        world->changed.wait(locked, [&] { return world->aborted; });
+/* A group that stands still waits for its peers for ever, until the communicator is aborted. */
+void join_stream(ncclComm_t comm, const std::shared_ptr<Group> &group, bool stands_still) {
+    std::shared_ptr<World> world = comm->world;
+    cudaStream_t stream = group->calls[0].stream;
+    int rank = comm->rank;
+    if (!stands_still)
+        cudart::enqueue(stream, [=] { arrive(*world, group, rank); });
+    cudart::enqueue_until(stream, [=] { return group->open == 0 || world->aborted; });
+    cudart::enqueue(stream, [=] {
+        std::lock_guard<std::mutex> locked(world->lock);
+        if (group->open > 0)
+            world->left_alone.insert(rank);
     });
-    return ncclSuccess;
 }
 
-void work(ncclComm_t comm, std::vector<Call> group, bool stands_still) {
+void work(ncclComm_t comm, std::shared_ptr<Group> group, bool stands_still) {
     cudaSetDevice(comm->device);
-    ncclResult_t result = stands_still ? stand_still(group[0]) : carry_out(group);
+    cudaError_t error = cudaStreamQuery(group->calls[0].stream);
+    bool fit = error == cudaSuccess || error == cudaErrorNotReady;
+    if (fit)
+        join_stream(comm, group, stands_still);
     std::lock_guard<std::mutex> locked(comm->world->lock);
-    comm->result = result;
+    comm->result = fit ? ncclSuccess : ncclUnhandledCudaError;
     comm->working = false;
 }
 
 ncclResult_t launch() {
-    std::vector<Call> group;
-    group.swap(calls);
-    if (group.empty())
+    if (calls.empty())
         return ncclSuccess;
-    ncclComm_t comm = group[0].comm;
+    auto group = std::make_shared<Group>();
+    group->calls.swap(calls);
+    group->open = (int)group->calls.size();
+    ncclComm_t comm = group->calls[0].comm;
+    comm->stream = comm->stream ? comm->stream : group->calls[0].stream;
+    for (const Call &call : group->calls)
+        if (call.comm != comm || call.stream != comm->stream)
+            die("NCCL: rank %d: the stand-in knows one communicator to a group, and one stream to that", comm->rank);
     ncclResult_t fault = enter("ncclGroupEnd", comm->rank);
     if (fault != ncclSuccess && fault != ncclInProgress)
         return fault;
@@ -290,7 +293,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     {
         std::lock_guard<std::mutex> locked(comm->world->lock);
         comm->world->aborted = true;
-        comm->world->changed.notify_all();
     }
     if (comm->thread.joinable())
         comm->thread.join();
@@ -303,7 +305,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state) {
     const World &world = *comm->world;
     std::lock_guard<std::mutex> locked(comm->world->lock);
     bool waits = world.joined < world.ranks || (comm->leaves && world.leaving < world.ranks);
-    *state = waits || comm->hangs || comm->working ? ncclInProgress : comm->result;
+    bool in_progress = waits || comm->hangs || comm->working;
+    *state = in_progress ? ncclInProgress : world.left_alone.count(comm->rank) ? ncclRemoteError : comm->result;
     return enter(__func__, comm->rank);
 }
 

@@ -15,6 +15,8 @@ cudaError_t failed(cudaError_t error);
 
 /* Does `work` when the stream comes to it: now, or late. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
+/* Goes on with the stream when `ready` says so, which holds from then on and takes no lock. */
+void enqueue_until(cudaStream_t stream, std::function<bool()> ready);
 /* Of streams that are being captured, cudart_graph.cpp: takes work that would be put in one; false: it is none. */
 bool gather(cudaStream_t stream, const std::function<void()> &work);
 bool is_captured(cudaStream_t stream);
@@ -22,7 +24,7 @@ bool is_captured(cudaStream_t stream);
 bool spoils(cudaStream_t stream);
 bool spoils_own();
 int graphs_kept();
-/* Returns when all streams are empty. */
+/* Returns when all streams of the calling thread's device are empty. */
 void drain();
 /* Returns when nothing of the device is being done: for calls that give its error that sticks. */
 void wait_for_running(int device);
