@@ -1,8 +1,8 @@
 # tandem. `make help` lists the targets. Needs GNU make, a C11 compiler and the libraries that `make deps` installs.
 #
 #   MPI=0          leave MPI out: ranks are threads of one process
-#   CUDA=0 | 1     leave NVIDIA GPUs out, or insist on them; auto (the default) builds for them where nvcc and its libraries
-#                  are: CUDA_HOME, CUDNN_HOME, NCCL_HOME say where. emulate: kernels run on the CPU, for tests
+#   CUDA=0 | 1     leave NVIDIA GPUs out, or insist on them; auto (the default) builds for them where nvcc and its
+#                  libraries are: CUDA_HOME, CUDNN_HOME, NCCL_HOME say where. emulate: kernels run on the CPU, for tests
 #   ARCH=x86-64-v3 compile for other machines than this one (default: native)
 #   BUILD=folder   where objects and programs go (default: build)
 #   V=1            show the commands
@@ -31,13 +31,14 @@ KERNEL_CFLAGS := -fassociative-math -fno-signed-zeros -fno-trapping-math -frecip
 CUDA_HOME ?= $(or $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc))),/usr/local/cuda)
 NVCC      := $(wildcard $(CUDA_HOME)/bin/nvcc)
 # The first of a library's files, or of a header's, in some homes.
-library = $(firstword $(wildcard $(foreach home,$(2),$(foreach lib,lib64 lib lib/x86_64-linux-gnu,$(home)/$(lib)/lib$(1).so \
-                                                     $(home)/$(lib)/lib$(1).so.*))))
+library = $(firstword $(wildcard $(foreach home,$(2),$(foreach lib,lib64 lib lib/x86_64-linux-gnu, \
+                                 $(home)/$(lib)/lib$(1).so $(home)/$(lib)/lib$(1).so.*))))
 header  = $(firstword $(wildcard $(foreach home,$(2),$(home)/include/$(1))))
 CUDNN_HOMES := $(CUDNN_HOME) $(CUDA_HOME) /usr/local /usr
 NCCL_HOMES  := $(NCCL_HOME) $(CUDA_HOME) /usr/local /usr
 CUDA_HEADERS := $(and $(call header,cuda_runtime.h,$(CUDA_HOME)),$(call header,cublasLt.h,$(CUDA_HOME)))
-CUDA_LACKS := $(strip $(if $(NVCC),,nvcc) $(foreach name,cudart cublasLt,$(if $(call library,$(name),$(CUDA_HOME)),,lib$(name))))
+CUDA_LACKS := $(strip $(if $(NVCC),,nvcc) \
+                      $(foreach name,cudart cublasLt,$(if $(call library,$(name),$(CUDA_HOME)),,lib$(name))))
 CUDA_OLD = $(shell $(NVCC) --version | sed -n 's/.*release \([0-9.]*\).*/\1/p' | \
                    awk '$$1 < 13 { print "nvcc " $$1 ", 13 is needed" }')
 CUDA_BARRED := $(if $(filter auto 1,$(CUDA)),$(if $(CUDA_LACKS),no $(CUDA_LACKS) in CUDA_HOME=$(CUDA_HOME),$(CUDA_OLD)))
@@ -69,26 +70,30 @@ endif
 CUDA_DEFINES := $(if $(filter-out 0,$(CUDA_MODE)),-DHAVE_CUDA) $(if $(CUDNN),-DHAVE_CUDNN) $(if $(NCCL),-DHAVE_NCCL)
 CFLAGS += $(CUDA_DEFINES)
 CXX := $(if $(filter default,$(origin CXX)),$(if $(findstring clang,$(CC)),clang++,g++),$(CXX))
-CXXFLAGS := -std=c++20 $(OPT) -g -march=$(ARCH) -ffp-contract=off $(OPENMP) -Wall -Wextra -Wshadow -Wno-unknown-pragmas \
-            $(if $(CI),-Werror) -I. -MMD -MP -DCUDA_EMULATED $(CUDA_DEFINES) -isystem $(CUDA_HOME)/include \
+CXXFLAGS := -std=c++20 $(OPT) -g -march=$(ARCH) -ffp-contract=off $(OPENMP) -Wall -Wextra -Wshadow \
+            -Wno-unknown-pragmas $(if $(CI),-Werror) -I. -MMD -MP -DCUDA_EMULATED $(CUDA_DEFINES) \
+            -isystem $(CUDA_HOME)/include \
             $(shell pkg-config --cflags $(LIBS) 2>/dev/null) $(EXTRA_CFLAGS)
-NVCCFLAGS := -std=c++20 -O3 -lineinfo -Xcompiler -Wall,-Wextra $(if $(CI),-Werror all-warnings) -I. -MMD -MP $(CUDA_DEFINES) \
-             $(foreach home,$(CUDNN_HOME) $(NCCL_HOME),-isystem $(home)/include) \
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -Xcompiler -Wall,-Wextra $(if $(CI),-Werror all-warnings) -I. -MMD -MP \
+             $(CUDA_DEFINES) $(foreach home,$(CUDNN_HOME) $(NCCL_HOME),-isystem $(home)/include) \
              -gencode arch=compute_80,code=sm_80 -gencode 'arch=compute_90,code=[sm_90,compute_90]'
 # Files whose results are the CPU's to the bit.
 CUDA_EXACT := optim/% comm/%
 
 # Programs with a main of their own, everything else is in the library.
-PROGRAM_SOURCES := train.c generate.c data/prepare.c data/tokenize.c data/extract_text.c $(wildcard bench/*.c) tests/golden.c
+PROGRAM_SOURCES := train.c generate.c data/prepare.c data/tokenize.c data/extract_text.c $(wildcard bench/*.c) \
+                   tests/golden.c
 TEST_SOURCES    := $(wildcard tests/test_*.c)
-LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), $(wildcard base/*.c data/*.c model/*.c optim/*.c comm/*.c comm/*/*.c run/*.c))
+LIBRARY_SOURCES := $(filter-out $(PROGRAM_SOURCES), \
+                     $(wildcard base/*.c data/*.c model/*.c optim/*.c comm/*.c comm/*/*.c run/*.c))
 ifeq ($(CUDA_MODE),0)
 TEST_SOURCES := $(filter-out tests/test_cuda_%, $(TEST_SOURCES))
 PROGRAM_SOURCES := $(filter-out bench/gpu_%, $(PROGRAM_SOURCES))
 else
 LIBRARY_SOURCES := $(filter-out %_none.c, $(LIBRARY_SOURCES)) comm/compress/compress_none.c
 TEST_SOURCES := $(filter-out $(if $(CUDNN),,tests/test_cuda_cudnn%), $(TEST_SOURCES))
-LIBRARY_SOURCES += $(filter-out $(if $(findstring libcudnn,$(CUDNN)),,model/cudnn_graph.cu) $(if $(NCCL),,comm/transport/transport_nccl.cu), \
+LIBRARY_SOURCES += $(filter-out $(if $(findstring libcudnn,$(CUDNN)),,model/cudnn_graph.cu) \
+                                $(if $(NCCL),,comm/transport/transport_nccl.cu), \
                      $(wildcard base/*.cu model/*.cu optim/*.cu comm/*/*.cu))
 endif
 ifeq ($(CUDA_MODE),emulate)
@@ -170,7 +175,8 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 # ---- tests ----
 .PHONY: test tests emulated asan tsan mutants lint
 # What TEST needs, where it names some: a script needs the programs, and the test program of its name if there is one.
-NEEDED := $(if $(TEST),$(if $(filter %.sh,$(TEST)),all) $(filter $(patsubst %,$(BUILD)/tests/%,$(TEST:.sh=)),$(TESTS)),all $(TESTS))
+NEEDED := $(if $(TEST),$(if $(filter %.sh,$(TEST)),all) \
+                       $(filter $(patsubst %,$(BUILD)/tests/%,$(TEST:.sh=)),$(TESTS)),all $(TESTS))
 tests: $(NEEDED)
 	@:
 # The tests of CUDA are built once more to run on the CPU, in a folder of their own.
@@ -179,7 +185,8 @@ EMULATED_BUILD := $(if $(filter emulate,$(CUDA)),$(BUILD),$(if $(EMULATED),$(if 
 emulated: $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(BUILD)/gpu_rates $(filter $(BUILD)/tests/test_cuda_%,$(NEEDED))
 test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
-	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate BUILD=$(BUILD)/emulate TRAIN=$(BUILD)/emulate/train emulated)
+	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate \
+	    BUILD=$(BUILD)/emulate TRAIN=$(BUILD)/emulate/train emulated)
 	@BUILD=$(BUILD) TRAIN=$(TRAIN) MPI=$(MPI) EMULATED=$(EMULATED_BUILD) tests/run.sh $(TEST)
 # What gcc warns of under sanitizers may not be there.
 ASAN_QUIET := $(if $(findstring gcc,$(CC)),-Wno-maybe-uninitialized)
@@ -236,7 +243,7 @@ accuracy: deps ## what each compressor costs in loss: a table and a plot in out/
 
 # ---- measurements ----
 .PHONY: speedup
-speedup: deps ## the speed-up of every idea on an emulated cluster of 2 x 4 ranks: table and plot in out/speedup, 8 minutes
+speedup: deps ## the speed-up of every idea on an emulated cluster of 2 x 4 ranks: out/speedup, 8 minutes
 	@$(MAKE) --no-print-directory BUILD=build TRAIN=train all
 	@bench/speedup
 

@@ -280,19 +280,19 @@ static Status measure_run(Bench *bench, Trainer *t, const Settings *s, const cpu
     return OK;
 }
 
-static Status measure_config(Bench *bench, const char **words, int count, const cpu_set_t *all, const cpu_set_t *one) {
-    char *argv[WORDS_MAX + 2] = {(char *)(intptr_t)"compressors", (char *)(intptr_t)bench->options->config};
+static Status read_config(Settings *settings, const char *file, const char **words, int count) {
+    char *argv[WORDS_MAX + 2] = {(char *)(intptr_t)"compressors", (char *)(intptr_t)file};
     for (int i = 0; i < count; i++)
         argv[i + 2] = (char *)(intptr_t)words[i];
-    Settings settings = {0};
+    return settings_read(settings, count + 2, argv);
+}
+
+static Status measure_config(Bench *bench, const Settings *settings, const cpu_set_t *all, const cpu_set_t *one) {
     Trainer trainer = {0};
-    Status status = settings_read(&settings, count + 2, argv);
+    Status status = trainer_create(&trainer, settings);
     if (status == OK)
-        status = trainer_create(&trainer, &settings);
-    if (status == OK)
-        status = measure_run(bench, &trainer, &settings, all, one);
+        status = measure_run(bench, &trainer, settings, all, one);
     trainer_destroy(&trainer);
-    settings_free(&settings);
     return status;
 }
 
@@ -356,7 +356,7 @@ static Status check_steps(const char *text) {
     }
 }
 
-static Status bench_run(Bench *bench, const char **words, int count) {
+static Status bench_run(Bench *bench, const Settings *settings) {
     cpu_set_t all, one;
     sched_getaffinity(0, sizeof all, &all);
     CPU_ZERO(&one);
@@ -373,7 +373,7 @@ static Status bench_run(Bench *bench, const char **words, int count) {
     if (bench->options->gradients[0])
         TRY(measure_file(bench, bench->options->gradients));
     pin(&all);
-    return bench->options->config[0] ? measure_config(bench, words, count, &all, &one) : OK;
+    return bench->options->config[0] ? measure_config(bench, settings, &all, &one) : OK;
 }
 
 int main(int argc, char **argv) {
@@ -387,8 +387,12 @@ int main(int argc, char **argv) {
     if (status == OK && count > 0 && !options.config[0])
         status = strchr(words[0], '=') ? bad_input("command line: %s: needs --config", words[0])
                                        : bad_input("command line: expected section.key=value, found '%s'", words[0]);
+    Settings settings = {0};
+    if (status == OK && options.config[0])
+        status = read_config(&settings, options.config, words, count);
     if (status == OK)
-        status = bench_run(&bench, words, count);
+        status = bench_run(&bench, &settings);
+    settings_free(&settings);
     bench_destroy(&bench);
     return error_exit_code("compressors", status);
 }

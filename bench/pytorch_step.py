@@ -10,11 +10,15 @@ import argparse
 import contextlib
 import math
 import resource
+import sys
 import time
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+except ImportError as error:
+    torch = error
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 for name, default in (("B", 4), ("T", 256), ("steps", 5)):
@@ -27,6 +31,10 @@ B, T, device, cuda = options.B, options.T, options.device, options.device == "cu
 if options.dtype != "f32" and not cuda:
     parser.error("--dtype tf32 and bf16 need --device cuda")
 L, NH, C, V, CONTEXT = 12, 12, 768, 50257, 1024
+if not (B > 0 and 0 < T <= CONTEXT and options.steps > 0):
+    parser.error(f"expected B and steps from 1, T in [1, {CONTEXT}], found {B}, {options.steps}, {T}")
+if isinstance(torch, ImportError):
+    sys.exit(f"pytorch_step: {torch}: pip install torch")
 VOCAB = V if not cuda else 50304
 
 

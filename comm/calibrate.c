@@ -13,8 +13,8 @@
  * How much a repeat moves follows from a first look at the links, so that slow ones take no longer: about ROUND_S for
  * each. Idle links give yet more away, so an untimed step goes ahead of each measurement.
  *
- * What MPI's own all-reduces take follows from none of these, and their algorithms change with the size: they themselves
- * are timed, at sizes that double, after an untimed one.
+ * What MPI's own all-reduces take follows from none of these, and their algorithms change with the size: they
+ * themselves are timed, at sizes that double, after an untimed one.
  *
  * Never compares two ranks' clocks, and keeps no memory. */
 #define _POSIX_C_SOURCE 200809L
@@ -36,8 +36,8 @@ enum { TIMED_LOOKS = 3, TIMED_MIN_ELEMS = 1 << 10 };
 
 enum { REPEATS = 5, LOOKS = 2, RATE_STEPS = 4, BATCH_STEPS = 4, BATCHES_MAX = 32, MESSAGE_MIN_BYTES = 64 << 10 };
 
-/* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. For arrays that are
- * smaller than the buffers, and used again and again, there are fewer or smaller windows. */
+/* Each measurement takes the next window of the buffers: like a bucket, it has long left the caches. For arrays that
+ * are smaller than the buffers, and used again and again, there are fewer or smaller windows. */
 enum {
     WINDOWS_MAX = 4,
     WINDOW_MIN_BYTES = 1 << 20, /* of less the clock is felt, and lines that change caches within one probe */

@@ -24,8 +24,8 @@ LinkRing link_ring(const Transport *transport, LinkClass class);
 Status link_shift(Transport *transport, const LinkRing *ring, const void *out, void *in, size_t bytes);
 
 /* Collective, in any thread that may use the transport; 0.05 to 0.8 s. The same costs on every rank; 0 for links that
- * do not exist. codec: what collectives will use, or NULL; its residuals stay as they are. array_bytes: how much memory a
- * rank's collectives work on in turns, which decides what the caches hold: the gradient, or a benchmark's one array. */
+ * do not exist. codec: what collectives will use, or NULL; its residuals stay as they are. array_bytes: how much memory
+ * a rank's collectives work on in turns, which decides what the caches hold: the gradient, or a benchmark's array. */
 Status calibrate(Transport *transport, const Codec *codec, int64_t array_bytes, LinkCosts *costs);
 
 /* Times a collective of which no formula is known (Collective.timed), for its predict_s: for sizes that double up to

@@ -1,9 +1,9 @@
 /* Calibration between GPUs. Everything joins a lane, so a round is a number of equal pieces of work, of which the host
- * times the last one's end. Rounds double until one takes ROUND_S on the slowest rank: then what the host adds, a flush,
- * is small, and that round counts.
+ * times the last one's end. Rounds double until one takes ROUND_S on the slowest rank: then what the host adds, a
+ * flush, is small, and that round counts.
  *
  *   alpha   a step of a ring with the smallest message; NCCL sends no empty ones
- *   beta    the same with a large one, less alpha. Between nodes the bytes are those of a NIC, which all lanes use at once
+ *   beta    the same with a large one, less alpha. Between nodes the bytes are a NIC's, which all lanes use at once
  *   gamma   sum += term; the compressor, with residuals. All of a GPU's memory rate is one rank's
  *
  * A rank reaches no other's memory, and shares no cores: copy and cores are 0. */
@@ -56,8 +56,8 @@ static Status encode(Calibration *self) {
 
 static Status decode(Calibration *self) {
     const Codec *codec = self->codec;
-    cuda_compressor(codec->compressor)->decode_add(codec->gpu, codec->stream, &codec->options, 0, self->elems, self->wire,
-                                                   self->a);
+    cuda_compressor(codec->compressor)
+        ->decode_add(codec->gpu, codec->stream, &codec->options, 0, self->elems, self->wire, self->a);
     return OK;
 }
 

@@ -90,10 +90,10 @@ const char *comm_transport_name(const Comm *comm);
 
 /* ---- gradients on GPUs ---- */
 
-/* From now on the sync works on arrays in this Gpu's memory, by NCCL, if comm.transport is auto or nccl and can do that:
- * comm_on_gpu tells. Where it cannot, and for comm.transport = mpi or loop, the sync goes on to work on the host's memory.
- * FAULT where nccl is asked for and impossible, as it is without a Gpu (NULL). comm.group = pcie finds its nodes here:
- * BAD_INPUT where a rank has no GPU, or one that hwloc does not see. Collective; before sync_create. */
+/* From now on the sync works on arrays in this Gpu's memory, by NCCL, if comm.transport is auto or nccl and can do
+ * that: comm_on_gpu tells. Where it cannot, and for comm.transport = mpi or loop, the sync goes on to work on the
+ * host's memory. FAULT where nccl is asked for and impossible, as it is without a Gpu (NULL). comm.group = pcie finds
+ * its nodes here: BAD_INPUT where a rank has no GPU, or one that hwloc does not see. Collective; before sync_create. */
 Status comm_use_gpu(Comm *comm, const CommConfig *config, Gpu *gpu);
 bool comm_on_gpu(const Comm *comm);
 
@@ -185,8 +185,8 @@ Status sync_create(Sync **sync, Comm *comm, const CommConfig *config, const Sync
 
 /* What sync_create will do, before there are arrays: grads and params of setup may be NULL. Not collective. */
 typedef struct SyncOutline {
-    size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where residuals of error
-                   * feedback are estimated from above, and a split embedding's rows come on top */
+    size_t bytes; /* large arrays of this rank's: of the Gpu if comm_on_gpu(), else of the host, where residuals of
+                   * error feedback are estimated from above, and a split embedding's rows come on top */
     Shard shard;  /* as sync_shard() of this rank; its slices are the caller's to free. Without any: not sharded */
     char plan[288];    /* as sync_plan() */
     char warning[224]; /* one line on what the plan is likely to cost; empty: nothing to say */

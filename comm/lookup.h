@@ -33,8 +33,8 @@ typedef struct Lookup {
     int64_t count;      /* rows in use; 0: the lookup is part of the dense gradient */
 } Lookup;
 
-/* Of a matrix at `offset` of the flat arrays. tokens: looked up by a rank in a step, at most. shard: what this rank owns;
- * NULL where parameters are not sharded. Collective. */
+/* Of a matrix at `offset` of the flat arrays. tokens: looked up by a rank in a step, at most. shard: what this rank
+ * owns; NULL where parameters are not sharded. Collective. */
 Status lookup_create(Lookup *lookup, Comm *comm, const SyncSetup *setup, const Shard *shard);
 void lookup_destroy(Lookup *lookup); /* accepts a zeroed one */
 

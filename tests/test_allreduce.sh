@@ -93,7 +93,7 @@ refuse '--compress int8: ring always sends f32' --loop-ranks 2 --ranks-per-node 
 start "$BUILD/compressors" --mib 1 --iters 1 --json
 [ "$code" = 0 ] && [ "$(grep -c '"nmse": ' "$work/output")" = 14 ] || complain "compressors: exit code $code"
 for words in "-z|command line: expected section.key=value, found '-z'" "--zzz|unknown option '--zzz'; --help lists" \
-    "model.layers=2|command line: model.layers=2: needs --config" "--steps=5,x|--steps: expected rising numbers"; do
+    "model.layers=2|command line: model.layers=2: needs --config" "--config=none|none: cannot read" "--steps=5,x|--steps: expected rising numbers"; do
     start "$BUILD/compressors" "${words%%|*}"
     [ "$code" = 2 ] && [ ! -s "$work/output" ] && grep -qF "compressors: ${words#*|}" "$work/errors" ||
         complain "compressors $words"

@@ -98,6 +98,8 @@ for options in '--only zzz' '--only' '--only f32.2 --short' '--steps x' '--steps
     refuse_bench "${options%% *}: " accuracy $options
 done
 refuse_bench "unknown argument '--fast'; --help explains" accuracy --fast
+ls data/prose_bytes_{train,val}_*.bin >/dev/null 2>&1 && # or it asks for them first
+    refuse_bench 'command line: unknown section .foo.' accuracy --short foo.bar=1
 for key in run.out train.steps comm.warmup_steps; do
     refuse_bench "$key: " accuracy --short $key=1
 done
