@@ -97,6 +97,9 @@ static Status print_header(Trainer *t) {
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
+    if (t->rank == 0 && s->loop.ranks > 1 && strcmp(comm_transport_name(t->comm), "loop") != 0)
+        log_warning(t->log, "loop.ranks = %lld is not looked at: the launcher started %d rank%s",
+                    (long long)s->loop.ranks, t->ranks, t->ranks > 1 ? "s" : "");
     return outline_sync(t);
 }
 
