@@ -104,8 +104,6 @@ static Status print_header(Trainer *t) {
 }
 
 Status trainer_check(Trainer *t) {
-    if (t->rank == 0)
-        interrupt_watch(t->settings->run.out, t->settings->run.resume ? snapshot_newest(t->settings->run.out) : 0);
     uint64_t hash = settings_hash(t->settings); /* ranks may have read different files or command lines */
     TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
     TRY(comm_agree(t->comm, check_input(t)));
