@@ -10,6 +10,7 @@
 #include "base/gpu_range.h"
 #include "run/interrupt.h"
 #include "run/sample.h"
+#include "run/snapshot.h"
 #include "run/trainer.h"
 #include "run/validate.h"
 
@@ -180,6 +181,8 @@ static Status train(Trainer *t) {
             settings_help(t->settings, stdout);
         return OK;
     }
+    if (t->rank == 0)
+        interrupt_watch(t->settings->run.out, t->settings->run.resume ? snapshot_newest(t->settings->run.out) : 0);
     TRY(trainer_check(t));
     if (t->settings->plan)
         return OK;

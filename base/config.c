@@ -203,6 +203,8 @@ static Status assign(Config *config, const Origin *origin, const char *section, 
         config->origins[s][option - known->options] = *origin;
         return OK;
     }
+    if (section_length == 0)
+        return bad_input("%s: expected a section in front of '%s', such as [train]", where, key);
     return bad_input("%s: unknown section [%.*s]; --help lists the sections", where, (int)section_length, section);
 }
 

@@ -97,12 +97,13 @@ static Status print_header(Trainer *t) {
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
+    if (t->rank == 0 && s->loop.ranks > 1 && strcmp(comm_transport_name(t->comm), "loop") != 0)
+        log_warning(t->log, "loop.ranks = %lld is not looked at: the launcher started %d rank%s",
+                    (long long)s->loop.ranks, t->ranks, t->ranks > 1 ? "s" : "");
     return outline_sync(t);
 }
 
 Status trainer_check(Trainer *t) {
-    if (t->rank == 0)
-        interrupt_watch(t->settings->run.out, t->settings->run.resume ? snapshot_newest(t->settings->run.out) : 0);
     uint64_t hash = settings_hash(t->settings); /* ranks may have read different files or command lines */
     TRY(comm_verify(t->comm, &hash, sizeof hash, "settings (config file and command line)"));
     TRY(comm_agree(t->comm, check_input(t)));

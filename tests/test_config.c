@@ -83,7 +83,7 @@ static void test_refusals(void **state) {
     assert_refused(read_text(config, "[part]\nflag = maybe\n"), "yes or no");
     assert_refused(read_text(config, "[part]\ncuont = 3\n"), ":2: unknown key 'cuont' in section [part]");
     assert_refused(read_text(config, "[prat]\ncount = 3\n"), "unknown section [prat]");
-    assert_refused(read_text(config, "count = 3\n"), "unknown section []");
+    assert_refused(read_text(config, "count = 3\n"), ":1: expected a section in front of 'count', such as [train]");
     assert_refused(read_text(config, "[part]\nnonsense\n"), ":2: expected 'key = value'");
     assert_refused(read_text(config, "[part\ncount = 0\n"), ":1: expected 'key = value' or '[section]'");
     assert_refused(read_text(config, "[part]\ncount = 0\n[part\n"), ":2: part.count");

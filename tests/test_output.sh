@@ -48,6 +48,9 @@ if [ $MPI = 1 ]; then # mpirun's own stdout stays what it is
     mpirun --oversubscribe -n 2 sh -c "exec $TRAIN $work/t.cfg >/dev/full" 2>"$work/stderr" &&
         fail "train under mpirun: exit 0"
     [ "$(grep -c '^train: ' "$work/stderr")" = 1 ] || fail "train under mpirun" "$work/stderr"
+    mpirun --oversubscribe -n 2 "$TRAIN" --plan "$work/t.cfg" loop.ranks=3 >"$work/stdout" 2>"$work/stderr" &&
+        [ "$(cat "$work/stderr")" = 'warning: loop.ranks = 3 is not looked at: the launcher started 2 ranks' ] ||
+        fail "loop.ranks under mpirun" "$work/stderr"
 fi
 
 # refused TEXT ARGS...: exit 2, one line that holds TEXT, nothing written
