@@ -158,8 +158,8 @@ typedef struct SyncSetup {
 
 typedef struct SyncStats { /* of the last step, this rank; bytes as counted at the transport */
     double comm_ms;         /* at least one bucket was in flight, gathering of parameters included */
-    double comm_exposed_ms; /* how long sync_wait, and for sharded parameters sync_need and sync_forward_end, waited: the
-                             * part not covered by compute */
+    double comm_exposed_ms; /* how long sync_wait, and for sharded parameters sync_need and sync_forward_end, waited:
+                             * the part not covered by compute */
     double compress_error;  /* relative RMS error of what this rank quantised, from a sample; 0: nothing */
     int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
 } SyncStats;

@@ -232,8 +232,8 @@ static void predict(Sync *sync) {
     }
 }
 
-/* The rows are never compressed. When they are gathered, the exchange of token ids is ahead of them: each rank sends its
- * own to every other one, as in reduce_scatter's second half. */
+/* The rows are never compressed. When they are gathered, the exchange of token ids is ahead of them: each rank sends
+ * its own to every other one, as in reduce_scatter's second half. */
 static void predict_rows(Sync *sync, int64_t elems) {
     BucketStats *stats = &sync->bucket_stats[sync->plan.count];
     LinkCosts dense = cost_dense(&sync->costs);
@@ -249,8 +249,8 @@ static int reduced_bucket(const Sync *sync, int i) {
     return (i + shift) % sync->plan.count;
 }
 
-/* Under forward: from the last bucket to the first, as forward needs them. The embedding's matrix is first of all, unless
- * its rows go ahead; then it is the last, and waits until forward has read them. */
+/* Under forward: from the last bucket to the first, as forward needs them. The embedding's matrix is first of all,
+ * unless its rows go ahead; then it is the last, and waits until forward has read them. */
 static int gathered_bucket(const Sync *sync, int i) { return reduced_bucket(sync, sync->plan.count - 1 - i); }
 
 static double gather_exposed_ms(const Sync *sync, BoundArrival *arrivals) {

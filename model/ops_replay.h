@@ -34,8 +34,8 @@ void replay_destroy(Replay *replay); /* accepts NULL */
 
 const Ops *replay_ops(const Replay *replay);
 
-/* Since since_s the rank has waited for what the next operation needs: that one, and all behind it, end later by as much.
- * Without this call an operation that comes late is shorter. */
+/* Since since_s the rank has waited for what the next operation needs: that one, and all behind it, end later by as
+ * much. Without this call an operation that comes late is shorter. */
 void replay_waited(Replay *replay, double since_s);
 
 /* Reserves address space only; touching it ends the program. */

@@ -51,7 +51,8 @@ size_t device_bytes(const Device *device, int64_t elems, int batch);
 void device_stamp(const Device *device, double *at_s);
 void device_read_stamps(const Device *device);
 
-/* The host has waited since since_s before it could give the device more to do. For replay, which has no queue to run dry. */
+/* The host has waited since since_s before it could give the device more to do. For replay, which has no queue to run
+ * dry. */
 void device_waited(const Device *device, double since_s);
 
 void device_close(Device *device); /* accepts a zeroed one */

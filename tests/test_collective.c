@@ -334,7 +334,7 @@ static void test_predicted_halves(void **state) {
         assert_close(half_s(both[i], place_named("1 node of 8"), &costs, false) / (2 * a_i + S / 2 * g), 1, 1e-9);
         assert_close(half_s(both[i], place_named("1 node of 8"), &costs, true) / (2 * a_i + S / 2 * c), 1, 1e-9);
     }
-    /* 4 nodes of 1: 3/4 of S each way; a sum of 4 takes 2 g for each value of a part, behind the NIC but for a segment */
+    /* 4 nodes of 1: 3/4 of S each way; a sum of 4 takes 2 g per value of a part, behind the NIC but for a segment */
     for (int i = 0; i < 2; i++) {
         double network = a_e + 3 * S / 4 * b_e, sum_s = half_s(both[i], place_named("4 nodes of 1"), &costs, false);
         assert_true(sum_s > network && sum_s < network + S / 2 * g / 8);
@@ -355,8 +355,9 @@ static void test_predicted_halves(void **state) {
     for (int i = 0; i < 2; i++)
         assert_close(half_s(both[i], place_named("4 nodes of 1"), &costs, false) / (a_e + S * q + S * d), 1, 1e-9);
     double coded_inside = S * q + S * d + 3 * S / 4 * r * b_i, column = S / 4 * q + S / 4 * d;
-    assert_close(half_s("hierarchical", place_named("2 nodes of 4"), &costs, false) / (latency + coded_inside + column), 1,
-                 1e-9);
+    assert_close(half_s("hierarchical", place_named("2 nodes of 4"), &costs, false) /
+                     (latency + coded_inside + column),
+                 1, 1e-9);
     assert_true(half_s("hierarchical", place_named("1 node of 1"), &costs, true) == 0);
     assert_true(half_s("reduce_scatter", place_named("1 node of 1"), &costs, false) == 0);
 }

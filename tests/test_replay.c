@@ -596,7 +596,7 @@ static void test_bound_gather(void **state) {
     /* all at once: it stands still until the last one is there */
     BoundArrival blocking[] = {{0, 10, 0}, {0, 20, 0}, {0, 5, 0}, {0, 30, 0}};
     assert_close(bound_gather_ms(blocking, 4), 65, 0);
-    /* waits 0..10, works 8 until 18, waits until 30, works 8 until 38 (the third is long there), works 2, waits 40..65 */
+    /* waits 0..10, works until 18, waits until 30, works until 38 (the third is long there) and 40, waits until 65 */
     BoundArrival mixed[] = {{0, 10, 0}, {8, 20, 0}, {16, 5, 0}, {18, 30, 0}};
     assert_close(bound_gather_ms(mixed, 4), 10 + 12 + 25, 0);
     assert_close(bound_gather_ms(NULL, 0), 0, 0);
