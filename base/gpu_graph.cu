@@ -1,9 +1,9 @@
-/* A table hashed by key; one that has filled up, as it can when batches of many shapes are taken, starts over. A key that
- * comes once makes no graph.
+/* A table hashed by key; one that has filled up, as it can when batches of many shapes are taken, starts over. A key
+ * that comes once makes no graph.
  *
- * A capture ends badly when anybody touches the stream from outside, be it only to ask whether it is idle. The comm thread
- * reads stamps and does so: the stamps are held meanwhile. Whatever else it does concerns other streams, and in thread-local
- * mode disturbs nobody. */
+ * A capture ends badly when anybody touches the stream from outside, be it only to ask whether it is idle. The comm
+ * thread reads stamps and does so: the stamps are held meanwhile. Whatever else it does concerns other streams, and in
+ * thread-local mode disturbs nobody. */
 #include "base/cuda.cuh"
 
 extern "C" {

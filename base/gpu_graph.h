@@ -1,5 +1,5 @@
-/* Stretches of a GPU's work that come again and again, each launched whole: CUDA graphs. The host then asks once for what
- * would be dozens of kernels.
+/* Stretches of a GPU's work that come again and again, each launched whole: CUDA graphs. The host then asks once for
+ * what would be dozens of kernels.
  *
  *   first time    the work is done as it is asked for: what is planned or loaded at first use, is so now
  *   second        it is recorded, made into a graph, and that is launched

@@ -18,7 +18,8 @@ void gpu_stamps_destroy(GpuStamps *stamps);           /* accepts NULL */
  * time counts. It must last until it is read. Where too many are outstanding it stays as it is. */
 void gpu_stamp(Gpu *gpu, void *stream, double *at_s);
 
-/* Between the two, for whom nobody else may touch the computing stream: other threads wait with what they ask of stamps. */
+/* For whom nobody else may touch the computing stream: between the two other threads wait with what they ask of
+ * stamps. */
 void gpu_stamps_hold(GpuStamps *stamps);
 void gpu_stamps_release(GpuStamps *stamps);
 

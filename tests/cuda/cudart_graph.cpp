@@ -1,6 +1,6 @@
 /* Graphs of the stand-in for the CUDA runtime. A stream that is being captured gathers what is put in it, and does
- * nothing of it; a launch puts all of it in a stream, in that order. Captures are cudaStreamCaptureModeThreadLocal, of one
- * stream each: what such a capture forbids gives CUDA's error, and spoils it. */
+ * nothing of it; a launch puts all of it in a stream, in that order. Captures are cudaStreamCaptureModeThreadLocal, of
+ * one stream each: what such a capture forbids gives CUDA's error, and spoils it. */
 #include "tests/cuda/machine.h"
 #include "tests/cuda/runtime.h"
 
