@@ -7,7 +7,7 @@
 #include "tests/loop_world.h"
 #include "tests/sync_world.h"
 
-enum { DEVICES = 16, ELEMS_MAX = 200003, PIPELINE_ELEMS = 4 * (512 << 10) + 77 }; /* the latter: five segments of a half */
+enum { DEVICES = 16, ELEMS_MAX = 200003, PIPELINE_ELEMS = 4 * (512 << 10) + 77 /* a half is five segments */ };
 
 /* One rank's GPU, with its transport beside the host's. */
 typedef struct Rank {
