@@ -5,8 +5,9 @@
 #include "tests/check.h"
 #include "tests/cuda/stand_ins.h"
 #include "tests/loop_world.h"
+#include "tests/sync_world.h"
 
-enum { DEVICES = 16, ELEMS_MAX = 200003, PIPELINE_ELEMS = 4 * (512 << 10) + 77 }; /* the latter: five segments of a half */
+enum { DEVICES = 16, ELEMS_MAX = 200003, PIPELINE_ELEMS = 4 * (512 << 10) + 77 /* a half is five segments */ };
 
 /* One rank's GPU, with its transport beside the host's. */
 typedef struct Rank {
@@ -170,8 +171,73 @@ static void test_follow(void **state) {
     run_late("1 node of 2", &(Work){follow_marks}, 1);
 }
 
+/* The rows of a split embedding are written when all gradients are marked: they leave no earlier. */
+static Status lookup_step(Gpu *gpu, Sync *sync, const ParamTable *table, float *grads, int rank, int step) {
+    enum { TOKEN = 3, CHANNELS = 130 };
+    float row[CHANNELS];
+    sync_forward_begin(sync, (int[]){TOKEN}, 1);
+    TRY(sync_forward_end(sync));
+    SyncLookup lookup = sync_lookup(sync);
+    EXPECT(lookup.slots == 1 && lookup.slot_of_token[TOKEN] == 0);
+    sync_begin(sync);
+    for (int g = 0; g < table->gradient_count; g++)
+        sync_mark_ready(sync, g);
+    for (int c = 0; c < CHANNELS; c++)
+        row[c] = (float)(step * (2 * rank + 1));
+    gpu_copy_in(gpu, lookup.rows, row, sizeof row);
+    TRY(sync_wait(sync));
+    gpu_copy_out(gpu, row, grads + TOKEN * CHANNELS, sizeof row, NULL, NULL, 0);
+    TRY(gpu_finish(gpu));
+    for (int c = 0; c < CHANNELS; c++)
+        EXPECT(row[c] == (float)(step * (step + 1))); /* the mean of 1 and 3, of all steps so far */
+    sync_commit(sync);
+    return OK;
+}
+
+static Status lookup_steps(Comm *comm, const CommConfig *config, Gpu *gpu) {
+    ParamTable table = {0};
+    param_add(&table, "wte", -1, 64, 130);
+    param_add(&table, "fcw", 0, 61, 130);
+    TRY(comm_use_gpu(comm, config, gpu));
+    float *grads = memory_alloc(gpu_memory(gpu), (size_t)table.elems * sizeof(float));
+    Sync *sync = NULL;
+    Status status = sync_create(&sync, comm, config, &(SyncSetup){.table = &table, .grads = grads, .vocab = 64,
+                                                                  .channels = 130, .tokens = 1});
+    if (status == OK)
+        status = gpu_finish(gpu); /* memory is zeroed */
+    for (int step = 1; step <= 5 && status == OK; step++)
+        status = lookup_step(gpu, sync, &table, grads, comm_rank(comm), step);
+    sync_destroy(sync);
+    memory_free(gpu_memory(gpu), grads);
+    param_table_free(&table);
+    return status;
+}
+
+static Status lookup_body(Comm *comm, void *config) {
+    Gpu *gpu;
+    TRY(gpu_open(&gpu, comm_rank(comm)));
+    Status status = lookup_steps(comm, config, gpu);
+    comm_leave_gpu(comm);
+    gpu_close(gpu);
+    return status;
+}
+
+static void test_lookup(void **state) {
+    (void)state;
+    CommConfig config;
+    LoopConfig loop;
+    sync_settings("loop.ranks=2 comm.transport=nccl comm.bucket_bytes=1M", &config, &loop);
+    cudart_devices(DEVICES);
+    cudart_late(true);
+    Status status = comm_run(&config, &loop, OK, lookup_body, &config);
+    cudart_late(false);
+    if (status != OK)
+        fail_msg("%s", error_line());
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bits), cmocka_unit_test(test_late),
-                                       cmocka_unit_test(test_pipeline), cmocka_unit_test(test_follow)};
+                                       cmocka_unit_test(test_pipeline), cmocka_unit_test(test_follow),
+                                       cmocka_unit_test(test_lookup)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

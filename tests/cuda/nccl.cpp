@@ -179,7 +179,7 @@ void join_stream(ncclComm_t comm, const std::shared_ptr<Group> &group, bool stan
     cudart::enqueue_until(stream, [=] { return group->open == 0 || world->aborted; });
     cudart::enqueue(stream, [=] {
         std::lock_guard<std::mutex> locked(world->lock);
-        if (group->open > 0)
+        if (group->open > 0 && world->aborted)
             world->left_alone.insert(rank);
     });
 }
