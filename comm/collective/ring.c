@@ -12,18 +12,20 @@
  *
  * Each value is scaled when its own member first touches it: on sending (step 0) or on adding.
  *
- * Chunks travel in segments, and unit u is segment u % K of step u / K. Unit u leaves and arrives once unit u - window is
- * complete, so up to `window` units travel while one is added, across the ends of steps: the links do not wait for sums.
- * What unit u sends is what unit u - K left; window <= K, so it is there. */
+ * Chunks travel in segments, and unit u is segment u % K of step u / K. Unit u leaves once unit u - window is complete,
+ * so up to `window` units travel while one is added, across the ends of steps: the links do not wait for sums. What unit
+ * u sends is what unit u - K left; window <= K, so it is there. A place for what arrives is named earlier, once unit
+ * u - places is complete: a member that is ahead sends before this one has come as far, and MPI copies twice what it has
+ * no place for. places <= K too, so what is gathered overwrites only what has left. */
 #include "comm/collective/collective.h"
 #include "comm/collective/cost.h"
 #include "comm/collective/topology.h"
 #include "comm/transport/vector.h"
 
 enum {
-    SEGMENT_MIN_ELEMS = 32 << 10, /* below, latency costs more than the overlap gains */
-    SEGMENT_MAX_ELEMS = 64 << 10, /* a piece of the mpi transport */
+    SEGMENT_ELEMS = 64 << 10, /* a piece of the mpi transport; shorter ones cost more than their overlap gains */
     WINDOW_MAX = 4,        /* units under way */
+    PLACES_MAX = 6,        /* units that have a place to arrive in */
     POLL_ELEMS = 16 << 10, /* added between two looks at the transport */
 };
 
@@ -32,11 +34,11 @@ enum { REDUCE_SCATTER, ALL_GATHER }; /* phases */
 typedef struct Ring {
     Transport *transport;
     int size, self, to, from;
-    float *data, *arrivals; /* f32[window][segment_elems] */
-    int64_t elems, segment_elems, segments, window;
+    float *data, *arrivals; /* f32[places][segment_elems] */
+    int64_t elems, segment_elems, segments, window, places;
     float scale;
     Phases *phases;
-    Ticket tickets[WINDOW_MAX];
+    Ticket sends[WINDOW_MAX], receives[PLACES_MAX];
 } Ring;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -49,15 +51,9 @@ static int64_t longest_chunk(int size, int64_t elems) {
     return longest;
 }
 
-/* About a quarter of a chunk, so that a window of them fills the link. */
-static int64_t segment_elems_of(int64_t chunk) {
-    int64_t wanted = most(SEGMENT_MIN_ELEMS, chunk / WINDOW_MAX / SEGMENT_MIN_ELEMS * SEGMENT_MIN_ELEMS);
-    return least(chunk, least(wanted, SEGMENT_MAX_ELEMS));
-}
+static int64_t segment_elems_of(int64_t chunk) { return least(chunk, SEGMENT_ELEMS); }
 
-static int64_t segments_of(int64_t chunk) {
-    return chunk > 0 ? (chunk + segment_elems_of(chunk) - 1) / segment_elems_of(chunk) : 0;
-}
+static int64_t segments_of(int64_t chunk) { return (chunk + SEGMENT_ELEMS - 1) / SEGMENT_ELEMS; }
 
 static Ring ring_of(const Group *group, const Payload *payload) {
     int64_t chunk = longest_chunk(group->size, payload->elems);
@@ -72,6 +68,7 @@ static Ring ring_of(const Group *group, const Payload *payload) {
                   .segment_elems = segment_elems_of(chunk),
                   .segments = segments_of(chunk),
                   .window = least(segments_of(chunk), WINDOW_MAX),
+                  .places = least(segments_of(chunk), PLACES_MAX),
                   .scale = payload->scale,
                   .phases = payload->phases};
 }
@@ -92,13 +89,21 @@ static bool is_added(const Ring *ring, int64_t unit) { return unit < (ring->size
 
 /* What is added arrives beside data, what is gathered in its place. */
 static float *arrival(const Ring *ring, int64_t unit) {
-    return is_added(ring, unit) ? ring->arrivals + unit % ring->window * ring->segment_elems
+    return is_added(ring, unit) ? ring->arrivals + unit % ring->places * ring->segment_elems
                                 : ring->data + arriving(ring, unit).start;
 }
 
 /* Empty segments do not travel. */
-static void start_unit(Ring *ring, int64_t unit) {
-    Slice out = leaving(ring, unit), in = arriving(ring, unit);
+static void receive_unit(Ring *ring, int64_t unit) {
+    Slice in = arriving(ring, unit);
+    transport_group_begin(ring->transport);
+    if (in.elems > 0)
+        transport_recv(ring->transport, ring->from, arrival(ring, unit), (size_t)in.elems * sizeof(float));
+    ring->receives[unit % ring->places] = transport_group_start(ring->transport);
+}
+
+static void send_unit(Ring *ring, int64_t unit) {
+    Slice out = leaving(ring, unit);
     bool added = is_added(ring, unit);
     phase_begin(ring->transport, ring->phases, added ? REDUCE_SCATTER : ALL_GATHER, added ? "reduce-scatter" : "all-gather");
     if (unit < ring->segments && ring->scale != 1)
@@ -106,20 +111,18 @@ static void start_unit(Ring *ring, int64_t unit) {
     transport_group_begin(ring->transport);
     if (out.elems > 0)
         transport_send(ring->transport, ring->to, ring->data + out.start, (size_t)out.elems * sizeof(float));
-    if (in.elems > 0)
-        transport_recv(ring->transport, ring->from, arrival(ring, unit), (size_t)in.elems * sizeof(float));
-    ring->tickets[unit % ring->window] = transport_group_start(ring->transport);
+    ring->sends[unit % ring->window] = transport_group_start(ring->transport);
 }
 
 /* The youngest unit keeps the transport moving. */
 static Status add_unit(Ring *ring, int64_t unit) {
     Slice sum = arriving(ring, unit);
-    Ticket youngest = ring->tickets[(unit + ring->window - 1) % ring->window];
+    Ticket youngest = ring->receives[(unit + ring->places - 1) % ring->places];
     for (int64_t at = 0; at < sum.elems; at += POLL_ELEMS) {
         bool complete;
         vector_scale_add(ring->transport, ring->data + sum.start + at, ring->scale, arrival(ring, unit) + at,
                          least(sum.elems - at, POLL_ELEMS));
-        if (ring->window > 1)
+        if (ring->places > 1)
             TRY(transport_group_test(ring->transport, youngest, &complete));
     }
     return OK;
@@ -133,7 +136,7 @@ static int next_of(const Group *group, int member, int step) {
 static int64_t ring_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
     (void)codec;
     int64_t chunk = longest_chunk(group->size, elems);
-    return least(segments_of(chunk), WINDOW_MAX) * segment_elems_of(chunk);
+    return least(segments_of(chunk), PLACES_MAX) * segment_elems_of(chunk);
 }
 
 static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
@@ -152,15 +155,20 @@ static Status ring_allreduce(const Group *group, const Payload *payload) {
     int64_t units = 2 * (int64_t)(group->size - 1) * ring.segments;
     if (units == 0)
         vector_scale(group->transport, payload->data, payload->elems, payload->scale);
+    for (int64_t unit = 0; unit < least(units, ring.places); unit++)
+        receive_unit(&ring, unit);
     for (int64_t unit = 0; unit < least(units, ring.window); unit++)
-        start_unit(&ring, unit);
+        send_unit(&ring, unit);
     for (int64_t unit = 0; unit < units; unit++) {
-        TRY(transport_group_wait(ring.transport, ring.tickets[unit % ring.window]));
+        TRY(transport_group_wait(ring.transport, ring.receives[unit % ring.places]));
         if (is_added(&ring, unit))
             TRY(add_unit(&ring, unit));
+        TRY(transport_group_wait(ring.transport, ring.sends[unit % ring.window]));
         phase_end(ring.transport, ring.phases, is_added(&ring, unit) ? REDUCE_SCATTER : ALL_GATHER);
+        if (unit + ring.places < units)
+            receive_unit(&ring, unit + ring.places);
         if (unit + ring.window < units)
-            start_unit(&ring, unit + ring.window);
+            send_unit(&ring, unit + ring.window);
     }
     return OK;
 }

@@ -8,7 +8,7 @@
  *
  *   lane  | message             | message ...
  *         | piece | piece | ... |
- *           in flight (WINDOW)   not yet posted
+ *           in flight            not yet posted
  *
  * A message's label travels as the MPI tag. Pieces are received with any tag, in order, and the tag is compared on
  * arrival: a rank that is at another bucket is found out, not waited for. MPI's own all-reduce and the words below use
@@ -39,11 +39,15 @@
 #define SLEEP_MAX_S 1e-3
 #define HEARING_S 0.5 /* for the others to say whom they wait for */
 
+/* Pieces in flight. What arrives before its place is known Open MPI copies once more, so places are named further ahead
+ * than a rank that is faster has sent. */
+enum { SENDS = 4, RECEIVES = 8 };
+
 /* Inside a node Open MPI sends 4 KiB at once, its header included; of more the receiver must fetch the data, and 8 KiB
  * in three pieces that go at once take half the time of one that is fetched. Over TCP what exceeds its limit, 64 KiB,
  * is asked for, and the answer queues behind what travels the other way; so the limit is raised to a piece and a
  * header, unless the user has set another one. */
-enum { WINDOW = 4, EAGER_BYTES = 4032, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 256 << 10 };
+enum { EAGER_BYTES = 4032, PIECE_INTRA_BYTES = 4 << 20, PIECE_INTER_BYTES = 256 << 10 };
 #define TCP_LIMIT "OMPI_MCA_btl_tcp_eager_limit", "263168"
 
 /* A label in a tag. UCX has 23 bits for tags. */
@@ -125,7 +129,7 @@ static Lane *lane_of(MpiTransport *self, int direction, int peer) {
 static size_t piece_max(const Transport *transport, const Message *message) {
     if (transport->node[message->peer] != transport->node[transport->rank])
         return PIECE_INTER_BYTES;
-    return message->bytes <= WINDOW * EAGER_BYTES ? EAGER_BYTES : PIECE_INTRA_BYTES;
+    return message->bytes <= SENDS * EAGER_BYTES ? EAGER_BYTES : PIECE_INTRA_BYTES;
 }
 
 static Status post_piece(MpiTransport *self, Lane *lane, Message *message) {
@@ -143,10 +147,11 @@ static Status post_piece(MpiTransport *self, Lane *lane, Message *message) {
     return OK;
 }
 
+static int window_of(const Message *message) { return message->outgoing ? SENDS : RECEIVES; }
+
 /* Fills the lane's window. */
 static Status post(MpiTransport *self, Lane *lane) {
-    while (lane->waiting.head && lane->in_flight < WINDOW) {
-        Message *message = lane->waiting.head;
+    for (Message *message; (message = lane->waiting.head) && lane->in_flight < window_of(message);) {
         TRY(post_piece(self, lane, message));
         if (message->posted == message->bytes)
             transport_dequeue(&lane->waiting);
@@ -424,7 +429,7 @@ static Status find_nodes(MpiTransport *self) {
 }
 
 static bool alloc_pieces(MpiTransport *self) {
-    size_t ranks = (size_t)self->base.ranks, max = 2 * ranks * WINDOW;
+    size_t ranks = (size_t)self->base.ranks, max = ranks * (SENDS + RECEIVES);
     self->lanes = calloc(2 * ranks, sizeof *self->lanes);
     self->requests = calloc(max, sizeof *self->requests);
     self->pieces = calloc(max, sizeof *self->pieces);
