@@ -94,6 +94,9 @@ typedef struct TransportOps {
      * else they do not overlap. It waits as `wait` does, or, if it may spin, as it likes and for ever. */
     Status (*allreduce_sum)(Transport *transport, const float *terms, float *sum, int64_t elems, bool may_spin);
 
+    /* Optional, for tests: an injected fault wants a NaN in this rank's gradient of that step. */
+    bool (*spoils)(const Transport *transport, int64_t step);
+
     /* Of a transport that moves a device's memory; NULL where work is done when a call returns. See below. */
     void (*mark)(Transport *transport, int mark);
     void (*follow)(Transport *transport, int mark);

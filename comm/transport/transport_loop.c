@@ -305,12 +305,18 @@ static void loop_abandon(Transport *transport) {
 
 /* ---- life ---- */
 
+static bool loop_spoils(const Transport *transport, int64_t step) {
+    const LoopRank *self = (const LoopRank *)transport;
+    return loop_faults_nan(&self->world->faults, transport->rank, step);
+}
+
 static const TransportOps loop_ops = {.name = "loop",
                                       .one_process = true,
                                       .start = loop_start,
                                       .progress = loop_progress,
                                       .wait = loop_wait_group,
-                                      .abandon = loop_abandon};
+                                      .abandon = loop_abandon,
+                                      .spoils = loop_spoils};
 
 static bool init_rank(LoopWorld *world, int rank, double timeout_s) {
     LoopRank *member = &world->members[rank];
