@@ -304,7 +304,7 @@ static void test_two_threads_mark(void **state) {
 
 /* ---- one reduction per step ---- */
 
-/* A bucket is cut evenly by 2 nodes of 2 ranks, between blocks of compressors, and is large enough for a tree to halve. */
+/* A bucket is cut evenly by 2 nodes of 2 ranks, between blocks of compressors, and large enough for a tree to halve. */
 enum { EVEN_BUCKETS = 4, EVEN_ELEMS = 12 * 4096 };
 
 /* Bytes of the gradient, and of what int8 makes of it: 4 more for 256 values. */
@@ -341,7 +341,8 @@ static const Reduction reductions[] = {
 
 static float even_value(int rank, int step, int64_t i) { return (float)(4 * rank + step + (int)(i % 8)); }
 
-static Status reduce_once(Comm *comm, Sync *sync, const Reduction *test, const ParamTable *table, float *grads, int number) {
+static Status reduce_once(Comm *comm, Sync *sync, const Reduction *test, const ParamTable *table, float *grads,
+                          int number) {
     bool exact = !test->sharded && !strstr(test->more, "int8");
     sync_forward_begin(sync, NULL, 0);
     TRY(sync_forward_end(sync));
@@ -374,8 +375,8 @@ static Status reducing_rank(Comm *comm, void *user) {
     size_t bytes = (size_t)table.elems * sizeof(float);
     float *grads = memory_alloc(comm_memory(comm), bytes), *params = memory_alloc(comm_memory(comm), bytes);
     Sync *sync = NULL;
-    Status status = sync_create(&sync, comm, &run->config,
-                                &(SyncSetup){.table = &table, .grads = grads, .sharded = test->sharded, .params = params});
+    SyncSetup setup = {.table = &table, .grads = grads, .sharded = test->sharded, .params = params};
+    Status status = sync_create(&sync, comm, &run->config, &setup);
     if (status == OK && sync_bucket_count(sync) != EVEN_BUCKETS)
         status = fault("%d buckets", sync_bucket_count(sync));
     for (int number = 0; number < STEPS && status == OK; number++)
@@ -387,8 +388,8 @@ static Status reducing_rank(Comm *comm, void *user) {
     return status;
 }
 
-/* Trap: reduced twice (Megatron#775); a stale buffer (Megatron#4609). The bytes of a step are those of one reduction per
- * bucket, in every mode. */
+/* Trap: reduced twice (Megatron#775); a stale buffer (Megatron#4609). The bytes of a step are those of one reduction
+ * per bucket, in every mode. */
 static void test_one_reduction_per_step(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof reductions / sizeof *reductions; i++)

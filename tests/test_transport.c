@@ -498,6 +498,12 @@ static void test_die_unmissed(void **state) {
     assert_line(error_line(), "rank 0 was killed");
 }
 
+/* The bar: a waiting comm thread uses less than 5 % of a core. */
+static void test_waiting_leaves_the_core(void **state) {
+    (void)state;
+    run_well(&plain, 2, case_wait, NULL);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_streams),
     cmocka_unit_test(test_polled),
@@ -524,6 +530,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_drop_names_the_sender),
     cmocka_unit_test(test_die),
     cmocka_unit_test(test_die_unmissed),
+    cmocka_unit_test(test_waiting_leaves_the_core),
 };
 
 CHECK_MAIN(tests)
