@@ -702,7 +702,7 @@ void sync_begin(Sync *sync) {
 /* Backward has just finished that gradient: loop.faults may ask for a NaN in the first one. */
 static void spoil(Sync *sync, int gradient) {
     const Transport *transport = sync->comm->world.transport;
-    if (gradient == 0 && transport->ops->spoils && transport->ops->spoils(transport, sync->step))
+    if (gradient == 0 && transport->spoils && transport->spoils(transport, sync->step))
         sync->setup.grads[0] = NAN;
 }
 

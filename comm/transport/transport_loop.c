@@ -315,13 +315,13 @@ static const TransportOps loop_ops = {.name = "loop",
                                       .start = loop_start,
                                       .progress = loop_progress,
                                       .wait = loop_wait_group,
-                                      .abandon = loop_abandon,
-                                      .spoils = loop_spoils};
+                                      .abandon = loop_abandon};
 
 static bool init_rank(LoopWorld *world, int rank, double timeout_s) {
     LoopRank *member = &world->members[rank];
     bool complete = transport_init(&member->base, &loop_ops, rank, world->ranks, timeout_s);
     member->expected = calloc((size_t)world->ranks, sizeof *member->expected);
+    member->base.spoils = loop_spoils;
     member->world = world;
     world->waiting_for[rank] = -1;
     init_condition(&member->changed);
