@@ -7,7 +7,8 @@
  *   bound     finish = max(finish, ready) + link, bucket after bucket; what is left of it after backward (comm/bound.h)
  *   exposed   how long sync_wait waited, on the rank that waited longest
  *
- * Backward is replayed (model/ops_replay.h) or, with --real, computed. Steps with and without overlap take turns on the
+ * Backward is replayed (model/ops_replay.h) or, with --real, computed: then its slow-down by the communication beside it
+ * is shown, backward with overlap over backward without. Steps with and without overlap take turns on the
  * same memory; medians over steps are shown. With --comm_share S the rate between nodes is set so that all buckets
  * together need S of backward there. The embedding keeps one gradient, whatever comm.split_embedding says. */
 #include "base/clock.h"
@@ -269,8 +270,10 @@ static void report_modes(const Runner *r, BoundBucket *bounds) {
                                            {"bound_ms", "bound (ms)", "%.1f"},
                                            {"exposed_over_backward", "exposed/backward", "%.4f"},
                                            {"excess_over_backward", "(exposed - bound)/backward", "%.4f"},
-                                           {"inter_bytes", "bytes between nodes", "%.0f"}};
-    Report report = {.out = stdout, .json = r->bench->options.json, .columns = columns, .count = 12};
+                                           {"inter_bytes", "bytes between nodes", "%.0f"},
+                                           {"backward_slowdown", "backward/blocking's", "%.3f"}};
+    Report report = {.out = stdout, .json = r->bench->options.json, .columns = columns,
+                     .count = r->bench->options.real ? 13 : 12};
     for (int mode = 0; mode < MODES; mode++) {
         const ModeTimes *times = &r->times[mode];
         double backward_ms = median(r, times->backward_ms), exposed_ms = median(r, times->exposed_ms), link = 0;
@@ -288,7 +291,8 @@ static void report_modes(const Runner *r, BoundBucket *bounds) {
                                    {.number = bound_ms},
                                    {.number = exposed_ms / backward_ms},
                                    {.number = (exposed_ms - bound_ms) / backward_ms},
-                                   {.number = r->bytes_inter}};
+                                   {.number = r->bytes_inter},
+                                   {.number = backward_ms / median(r, r->times[1].backward_ms)}};
         report_row(&report, row);
     }
 }

@@ -223,10 +223,6 @@ void sync_begin(Sync *sync);
 /* A ReadyFn for gpt2_backward: user is the Sync. Not collective; any thread. Each gradient once per step. */
 void sync_mark_ready(void *sync, int gradient);
 
-/* This rank's gradient counts with that weight in the next step, instead of 1/ranks: its share of the step's tokens.
- * Weights add up to 1. */
-void sync_weight(Sync *sync, double weight);
-
 /* Returns when every gradient (of a sharded one: this rank's shard) holds the mean over ranks: identical bits on every
  * rank. FAULT naming the gradient when one was not marked. */
 Status sync_wait(Sync *sync);

@@ -67,7 +67,6 @@ struct Sync {
     BucketStats *bucket_stats; /* [plan.count + 1], owned; the comm thread's in its job */
     /* between steps */
     int64_t step; /* syncs begun so far */
-    float scale;  /* of this rank's gradient */
     bool forward, begun; /* a begin waits for its end */
     bool dirty;          /* sharded parameters were updated and not gathered */
     bool copied;         /* residuals are where other ranks have them too */
@@ -79,6 +78,8 @@ struct Sync {
     double compute_ms, backward_ms; /* of those steps too: without waiting */
     int64_t measured;
 };
+
+static float mean_scale(const Sync *sync) { return 1.0f / (float)comm_ranks(sync->comm); }
 
 static bool alone(const Sync *sync) { return comm_ranks(sync->comm) == 1; }
 
@@ -174,7 +175,6 @@ static Status build(Sync *sync) {
     sync->marked = calloc(gradients, sizeof *sync->marked);
     if (!sync->marked || !sync->ready_s)
         return fault("no memory for %d gradients", sync->setup.table->gradient_count);
-    sync->scale = 1.0f / (float)comm_ranks(sync->comm);
     TRY(build_codec(sync));
     TRY(build_plan(sync));
     return build_shards(sync);
@@ -188,7 +188,7 @@ static Status time_plan(Sync *sync) {
             sync->timed = sync->plan.collectives[b];
             elems = sync->plan.buckets[b].elems;
         }
-    Payload array = {.data = sync->setup.grads, .elems = sync->setup.table->elems, .scale = sync->scale,
+    Payload array = {.data = sync->setup.grads, .elems = sync->setup.table->elems, .scale = mean_scale(sync),
                      .scratch = sync->scratch};
     return sync->timed ? calibrate_collective(&sync->comm->world, sync->timed, &array, elems, &sync->costs) : OK;
 }
@@ -498,7 +498,7 @@ static double now_ms(const Sync *sync) { return 1e3 * (clock_s() - sync->begin_s
 static Payload payload_of(const Sync *sync, int b, float *array) {
     const Bucket *bucket = &sync->plan.buckets[b];
     return (Payload){.data = array + bucket->offset, .elems = bucket->elems, .offset = bucket->offset,
-                     .scale = sync->scale, .scratch = sync->scratch};
+                     .scale = mean_scale(sync), .scratch = sync->scratch};
 }
 
 static void set_label(const Sync *sync, int bucket) {
@@ -632,7 +632,7 @@ static Status reduce_lookup(Sync *sync) {
     transport_follow(transport, rows_mark(sync));
     transport_call(transport, stamp_start, sync, sync->plan.count);
     set_label(sync, sync->plan.count);
-    Payload payload = {.data = lookup->rows, .elems = elems, .scale = sync->scale, .scratch = sync->scratch,
+    Payload payload = {.data = lookup->rows, .elems = elems, .scale = mean_scale(sync), .scratch = sync->scratch,
                        .phases = &stats->phases};
     TRY(sync->plan.lookup->allreduce(&sync->comm->world, &payload));
     lookup_add(lookup, sync->setup.grads + lookup->offset);
@@ -800,11 +800,17 @@ void sync_begin(Sync *sync) {
     engine_post(sync->comm->engine, watched_backward_job, sync);
 }
 
-void sync_weight(Sync *sync, double weight) { sync->scale = (float)weight; }
+/* Backward has just finished that gradient: loop.faults may ask for a NaN in the first one. */
+static void spoil(Sync *sync, int gradient) {
+    const Transport *transport = sync->comm->world.transport;
+    if (gradient == 0 && transport->spoils && transport->spoils(transport, sync->step))
+        sync->setup.grads[0] = NAN;
+}
 
 void sync_mark_ready(void *user, int gradient) {
     Sync *sync = user;
     assert(sync->begun && gradient >= 0 && gradient < sync->setup.table->gradient_count);
+    spoil(sync, gradient);
     transport_stamp_computing(sync->comm->world.transport, &sync->ready_s[gradient]);
     unsigned char before = atomic_exchange(&sync->marked[gradient], 1);
     assert(!before); /* once per step */

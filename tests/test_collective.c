@@ -37,7 +37,14 @@ static void test_shared_memory(void **state) {
     run_places(all_collectives, &shared, CASE_ELEMS);
 }
 
-/* Large enough for several segments in every phase. */
+/* Large enough for several segments in every phase: exact sums, promised orders, replicas. */
+static Status large_case(const Arena *arena, int which) {
+    TRY(case_exact_size(arena, which, CASE_LARGE));
+    TRY(case_replicas(arena, case_collectives[which].name, CASE_LARGE));
+    TRY(case_random_size(arena, which, CASE_LARGE));
+    return case_replicas(arena, case_collectives[which].name, CASE_LARGE);
+}
+
 static Status large(const World *world, Transport *transport) {
     bool shared = *(const bool *)world->user;
     float *memory = arena_memory(transport, world->expected.elems, shared);
@@ -46,7 +53,7 @@ static Status large(const World *world, Transport *transport) {
     Status status = OK;
     for (int which = 0; which < CASE_COLLECTIVES && status == OK; which++)
         if (case_runs(&arena.group, case_collective(which)))
-            status = case_random_size(&arena, which, CASE_LARGE);
+            status = large_case(&arena, which);
     arena_release(transport, memory, shared);
     return status;
 }
@@ -54,7 +61,11 @@ static Status large(const World *world, Transport *transport) {
 static void test_large(void **state) {
     (void)state;
     static const char *const names[] = {"1 node of 2",  "1 node of 4", "3 nodes of 1",  "2 nodes of 2",
-                                        "3 nodes of 2", "1 and 4",     "2 and 3, mixed"};
+                                        "3 nodes of 2", "1 and 4",     "2 and 3, mixed",
+#ifndef FEWER_CASES
+                                        "2 nodes of 4", "1 node of 9"
+#endif
+    };
     for (int shared = 0; shared < 2; shared++)
         for (size_t i = 0; i < sizeof names / sizeof *names; i++)
             assert_ok(run_world(place_named(names[i]), large, &(bool){shared}, NULL, CASE_LARGE));

@@ -101,6 +101,30 @@ static void test_ranks_cross_epochs(void **state) {
     loader_close(loader);
 }
 
+/* Trap: uneven last batch (pytorch#33148, #38174): a set that ends amid a step's batches has none, because it begins
+ * anew there. 3 sequences, 4 ranks of 2: each reads 2 whole ones in every step, the next 8 of 0 1 2 0 1 2 ... */
+static void test_no_batch_is_uneven(void **state) {
+    (void)state;
+    enum { B = 2, RANKS = 4 };
+    char glob[128];
+    make_shard("short_train_0.bin", 3 * T + 1, 0, VOCAB);
+    snprintf(glob, sizeof glob, "%s/short_train_*.bin", folder);
+    LoaderOptions options = options_for(glob);
+    Loader *loader;
+    assert_ok(loader_open(&loader, &options));
+    for (int step = 0; step < 5; step++)
+        for (int rank = 0; rank < RANKS; rank++) {
+            int inputs[B * T], targets[B * T], position = (step * RANKS + rank) * B;
+            memset(inputs, 0xFF, sizeof inputs);
+            assert_ok(loader_read(loader, position, B, inputs, targets));
+            for (int i = 0; i < B * T; i++) {
+                assert_int_equal(inputs[i], (position + i / T) % 3 * T + i % T);
+                assert_int_equal(targets[i], inputs[i] + 1);
+            }
+        }
+    loader_close(loader);
+}
+
 /* Any position gives what it gives on the way: seeking is asking. */
 static void test_seek(void **state) {
     (void)state;
@@ -391,6 +415,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_small_shards),
     cmocka_unit_test(test_ranks_share_an_epoch),
     cmocka_unit_test(test_ranks_cross_epochs),
+    cmocka_unit_test(test_no_batch_is_uneven),
     cmocka_unit_test(test_seek),
     cmocka_unit_test(test_shuffle_depends_on_seed_and_epoch),
     cmocka_unit_test(test_every_size_is_permuted),

@@ -77,11 +77,13 @@ typedef struct Case {
     int skip_gradient, skip_rank; /* not marked; -1: all are */
     int two_threads;
     float *result; /* [STEPS][elems] of rank 0, for the caller */
-    int64_t bytes; /* sent by all ranks in a step */
 } Case;
 
+/* By the name of a collective, or auto. */
 static CommConfig plain(const char *algorithm, int64_t bucket_bytes, bool overlap) {
     CommConfig config = {.bucket_bytes = bucket_bytes, .overlap = overlap, .timeout_s = 30};
+    config.leader = strcmp(algorithm, "leader") == 0;
+    algorithm = config.leader ? "hierarchical" : algorithm;
     for (int i = 0; i < comm_option_count; i++)
         if (strcmp(comm_options[i].key, "algorithm") == 0)
             while (strcmp(option_choice(comm_options[i].choices, config.algorithm), algorithm) != 0)
@@ -91,6 +93,7 @@ static CommConfig plain(const char *algorithm, int64_t bucket_bytes, bool overla
 
 enum { BAD_ELEM = 1500 }; /* the place of Inf in the tests that want one */
 static int bad_rank = -1, bad_step = -1; /* set while no rank runs */
+static int64_t width = WIDTH;            /* likewise: of the table */
 
 static float value_of(int rank, int step, int64_t i) {
     if (rank == bad_rank && step == bad_step && i == BAD_ELEM)
@@ -161,12 +164,8 @@ static Status run_steps(Comm *comm, Sync *sync, const ParamTable *table, float *
     for (int number = 0; number < STEPS; number++) {
         TRY(step(sync, test, table, grads, comm_rank(comm), number));
         TRY(comm_verify(comm, grads, bytes, "gradients"));
-        double sent = (double)(sync_stats(sync).bytes_intra + sync_stats(sync).bytes_inter);
-        TRY(comm_reduce(comm, &sent, 1, COMM_SUM));
-        if (comm_rank(comm) == 0) {
+        if (comm_rank(comm) == 0)
             memcpy(test->result + number * table->elems, grads, bytes);
-            test->bytes = (int64_t)sent;
-        }
     }
     return OK;
 }
@@ -174,13 +173,13 @@ static Status run_steps(Comm *comm, Sync *sync, const ParamTable *table, float *
 static Status run_rank(Comm *comm, void *user) {
     Case *test = user;
     ParamTable table;
-    make_table(&table, LAYERS, WIDTH);
+    make_table(&table, LAYERS, width);
     return with_sync(comm, &test->config, &table, run_steps, test);
 }
 
 static int64_t table_elems(void) {
     ParamTable table;
-    make_table(&table, LAYERS, WIDTH);
+    make_table(&table, LAYERS, width);
     int64_t elems = table.elems;
     param_table_free(&table);
     return elems;
@@ -212,8 +211,12 @@ static void check_mean(const Case *test, int ranks) {
         }
 }
 
-static const char *const algorithms[] = {"naive", "ring", "tree", "reduce_scatter", "hierarchical", "auto"};
+static const char *const algorithms[] = {"naive", "ring", "tree", "reduce_scatter", "hierarchical", "leader", "auto"};
 enum { ALGORITHMS = sizeof algorithms / sizeof *algorithms };
+
+/* Those whose sums' order does not depend on the cut. */
+static const char *const ordered[] = {"naive", "tree", "reduce_scatter", "hierarchical", "leader"};
+enum { ORDERED = sizeof ordered / sizeof *ordered };
 
 /* Trap: bucket sent in ready order, ranks differ. Trap: compressor/buffer views go stale after some steps (4 steps). */
 static void test_any_ready_order(void **state) {
@@ -231,50 +234,59 @@ static void test_any_ready_order(void **state) {
     }
 }
 
-/* Trap: buffer overwritten while in flight, and the fix that removes overlap: delays in the comm threads, overlap on
- * = off. */
+/* Trap: buffer overwritten while in flight, and the fix that removes overlap: delays in the comm threads of one rank
+ * after the other, at points that each fault of the text draws anew; overlap on = off. */
 static void test_overlap_and_delays_change_no_bits(void **state) {
     (void)state;
+    static const char *const delays[] = {"delay:rank=1,ms=1,every=5", "delay:rank=2,ms=1,every=7;delay:ms=1,every=19",
+                                         "delay:rank=3,ms=2,every=11;delay:rank=0,ms=1,every=4"};
     for (int a = 0; a < ALGORITHMS; a++) {
         Case off = new_case(plain(algorithms[a], 20000, false)), on = new_case(plain(algorithms[a], 20000, true));
-        assert_ok(run(&off, 3, ""));
-        assert_ok(run(&on, 3, "delay:rank=1,ms=1,every=5"));
-        assert_same(&off, &on);
+        strcpy(off.config.ranks_per_node, "2");
+        strcpy(on.config.ranks_per_node, "2");
+        assert_ok(run(&off, 4, ""));
+        for (int i = 0; i < 3; i++) {
+            memset(on.result, 0, (size_t)(STEPS * table_elems()) * sizeof(float));
+            assert_ok(run(&on, 4, delays[i]));
+            assert_same(&off, &on);
+        }
         free(off.result);
         free(on.result);
     }
+}
+
+/* Of one algorithm, on nodes of two ranks: buckets of the first size and of all others give the same bits. */
+static void check_sizes(const char *algorithm, int ranks, const int64_t *sizes, int count) {
+    Case reference = new_case(plain(algorithm, sizes[0], true));
+    strcpy(reference.config.ranks_per_node, "2");
+    assert_ok(run(&reference, ranks, ""));
+    for (int i = 1; i < count; i++) {
+        Case other = new_case(plain(algorithm, sizes[i], true));
+        strcpy(other.config.ranks_per_node, "2");
+        assert_ok(run(&other, ranks, ""));
+        assert_same(&reference, &other);
+        free(other.result);
+    }
+    free(reference.result);
 }
 
 /* Trap: bucket size changes the result. Promised for all but ring, native: their sums' order depends on the cut.
  * Trap: one-tensor bucket takes another path (horovod#358): the first size makes buckets of lnfw, wpe and wte alone. */
 static void test_bucket_size_changes_no_bits(void **state) {
     (void)state;
-    static const char *const ordered[] = {"naive", "tree", "reduce_scatter", "hierarchical"};
     const int64_t sizes[] = {WIDTH * sizeof(float), 4096, 30000, 1 << 20, (int64_t)1 << 40};
-    for (int a = 0; a < 4; a++) {
-        Case reference = new_case(plain(ordered[a], sizes[0], true));
-        strcpy(reference.config.ranks_per_node, "2");
-        assert_ok(run(&reference, 5, ""));
-        for (int i = 1; i < 5; i++) {
-            Case other = new_case(plain(ordered[a], sizes[i], true));
-            strcpy(other.config.ranks_per_node, "2");
-            assert_ok(run(&other, 5, ""));
-            assert_same(&reference, &other);
-            free(other.result);
-        }
-        free(reference.result);
-    }
+    for (int a = 0; a < ORDERED; a++)
+        check_sizes(ordered[a], 5, sizes, 5);
 }
 
-/* The same down to buckets of one element, on fewer ranks. */
+/* The same down to buckets of one element, of a smaller table on fewer ranks. */
 static void test_buckets_of_one_element(void **state) {
     (void)state;
-    Case whole = new_case(plain("tree", (int64_t)1 << 40, true)), single = new_case(plain("tree", 4, true));
-    assert_ok(run(&whole, 2, ""));
-    assert_ok(run(&single, 2, ""));
-    assert_same(&whole, &single);
-    free(whole.result);
-    free(single.result);
+    const int64_t sizes[] = {(int64_t)1 << 40, 4};
+    width = 20;
+    for (int a = 0; a < ORDERED; a++)
+        check_sizes(ordered[a], 3, sizes, 2);
+    width = WIDTH;
 }
 
 /* Trap: waits for one of two producers. */
@@ -290,15 +302,109 @@ static void test_two_threads_mark(void **state) {
     free(two.result);
 }
 
-/* Trap: reduced twice; a stale buffer. The bytes of a step are those of one reduction, in every mode. */
+/* ---- one reduction per step ---- */
+
+/* A bucket is cut evenly by 2 nodes of 2 ranks, between blocks of compressors, and large enough for a tree to halve. */
+enum { EVEN_BUCKETS = 4, EVEN_ELEMS = 12 * 4096 };
+
+/* Bytes of the gradient, and of what int8 makes of it: 4 more for 256 values. */
+enum { S = EVEN_BUCKETS * EVEN_ELEMS * 4, C = S / 4 / 256 * 260 };
+
+/* What all 4 ranks together send in a step but the first, and their messages with a scale, of each bucket. */
+typedef struct Reduction {
+    const char *algorithm, *more;
+    bool sharded;
+    int64_t inside, between, inside_scales, between_scales;
+} Reduction;
+
+typedef struct ReductionRun {
+    const Reduction *reduction;
+    CommConfig config;
+} ReductionRun;
+
+static const Reduction reductions[] = {
+    {"naive", "", false, 2 * S, 4 * S, 0, 0},
+    {"ring", "", false, 3 * S, 3 * S, 0, 0},
+    {"tree", "", false, 4 * S, 2 * S, 0, 0},
+    {"reduce_scatter", "", false, 2 * S, 4 * S, 4, 8},
+    {"hierarchical", "", false, 4 * S, 2 * S, 4, 0},
+    {"hierarchical", "comm.leader=yes", false, 4 * S, 2 * S, 2, 0},
+    {"reduce_scatter", "comm.compress=int8", false, 2 * C, 4 * C, 0, 0}, /* codes are of scaled values */
+    {"hierarchical", "comm.compress=int8", false, 4 * S, 2 * C, 4, 0},
+    {"hierarchical", "comm.compress=int8 comm.compress_scope=all", false, 4 * C, 2 * C, 0, 0},
+    {"hierarchical", "comm.compress=int8 comm.leader=yes", false, 4 * S, 2 * C, 2, 0},
+    {"reduce_scatter", "", true, 2 * S, 4 * S, 4, 8},
+    {"hierarchical", "", true, 4 * S, 2 * S, 4, 0},
+    {"reduce_scatter", "comm.compress=int8", true, C + S, 2 * C + 2 * S, 0, 0},
+    {"hierarchical", "comm.compress=int8", true, 4 * S, C + S, 4, 0}, /* what is gathered are parameters, in f32 */
+};
+
+static float even_value(int rank, int step, int64_t i) { return (float)(4 * rank + step + (int)(i % 8)); }
+
+static Status reduce_once(Comm *comm, Sync *sync, const Reduction *test, const ParamTable *table, float *grads,
+                          int number) {
+    bool exact = !test->sharded && !strstr(test->more, "int8");
+    sync_forward_begin(sync, NULL, 0);
+    TRY(sync_forward_end(sync));
+    sync_begin(sync);
+    for (int64_t i = 0; i < table->elems; i++)
+        grads[i] = even_value(comm_rank(comm), number, i);
+    sync_mark_ready(sync, 0);
+    TRY(sync_wait(sync));
+    for (int64_t i = 0; exact && i < table->elems; i++)
+        if (grads[i] != even_value(0, number, i) + 6)
+            return fault("step %d: mean %lld is %g", number, (long long)i, (double)grads[i]);
+    sync_commit(sync);
+    double sent[] = {(double)sync_stats(sync).bytes_intra, (double)sync_stats(sync).bytes_inter};
+    TRY(comm_reduce(comm, sent, 2, COMM_SUM));
+    double inside = (double)(test->inside + 4 * EVEN_BUCKETS * test->inside_scales);
+    double between = (double)(test->between + 4 * EVEN_BUCKETS * test->between_scales);
+    if (number == 0 && test->sharded) /* nothing to gather yet */
+        return sent[0] < inside && sent[1] < between ? OK : fault("step 0: %g and %g bytes", sent[0], sent[1]);
+    return sent[0] == inside && sent[1] == between
+               ? OK
+               : fault("step %d: %g bytes inside and %g between nodes, expected %g and %g", number, sent[0], sent[1],
+                       inside, between);
+}
+
+static Status reducing_rank(Comm *comm, void *user) {
+    const ReductionRun *run = user;
+    const Reduction *test = run->reduction;
+    ParamTable table = {0};
+    param_add(&table, "wte", -1, EVEN_BUCKETS * EVEN_ELEMS, 1);
+    size_t bytes = (size_t)table.elems * sizeof(float);
+    float *grads = memory_alloc(comm_memory(comm), bytes), *params = memory_alloc(comm_memory(comm), bytes);
+    Sync *sync = NULL;
+    SyncSetup setup = {.table = &table, .grads = grads, .sharded = test->sharded, .params = params};
+    Status status = sync_create(&sync, comm, &run->config, &setup);
+    if (status == OK && sync_bucket_count(sync) != EVEN_BUCKETS)
+        status = fault("%d buckets", sync_bucket_count(sync));
+    for (int number = 0; number < STEPS && status == OK; number++)
+        status = reduce_once(comm, sync, test, &table, grads, number);
+    sync_destroy(sync);
+    memory_free(comm_memory(comm), params);
+    memory_free(comm_memory(comm), grads);
+    param_table_free(&table);
+    return status;
+}
+
+/* Trap: reduced twice (Megatron#775); a stale buffer (Megatron#4609). The bytes of a step are those of one reduction
+ * per bucket, in every mode. */
 static void test_one_reduction_per_step(void **state) {
     (void)state;
-    for (int overlap = 0; overlap < 2; overlap++) {
-        Case test = new_case(plain("ring", (int64_t)1 << 40, overlap));
-        assert_ok(run(&test, 4, ""));
-        assert_int_equal(test.bytes, 2 * 3 * table_elems() * (int64_t)sizeof(float));
-        free(test.result);
-    }
+    for (size_t i = 0; i < sizeof reductions / sizeof *reductions; i++)
+        for (int overlap = 0; overlap < 2; overlap++) {
+            ReductionRun test = {.reduction = &reductions[i]};
+            LoopConfig loop;
+            char settings[256];
+            snprintf(settings, sizeof settings,
+                     "loop.ranks=4 comm.ranks_per_node=2 comm.algorithm=%s comm.overlap=%s comm.warmup_steps=0 "
+                     "comm.bucket_bytes=%d %s", reductions[i].algorithm, overlap ? "yes" : "no", EVEN_ELEMS * 4,
+                     reductions[i].more);
+            sync_settings(settings, &test.config, &loop);
+            if (comm_run(&test.config, &loop, OK, reducing_rank, &test) != OK)
+                fail_msg("%s, sharded %d: %s", settings, reductions[i].sharded, error_line());
+        }
 }
 
 /* Trap: Inf on one rank. All ranks see it in that step, and only in that step. */
@@ -390,49 +496,6 @@ static void test_two_runs_same_bits_on_odd_shapes(void **state) {
         }
 }
 
-/* ---- an uneven last batch ---- */
-
-enum { UNEVEN_TOKENS = 7 };
-
-/* Ranks have 3, 2, ..., 2 tokens; each token's gradient is value_of; a rank's is the mean of its own. */
-static Status uneven_step(Comm *comm, Sync *sync, const ParamTable *table, float *grads, void *user) {
-    (void)user;
-    int rank = comm_rank(comm), mine = rank == 0 ? 3 : 2, first = rank == 0 ? 0 : 3 + 2 * (rank - 1);
-    sync_weight(sync, (double)mine / UNEVEN_TOKENS);
-    sync_begin(sync);
-    for (int64_t i = 0; i < table->elems; i++) {
-        grads[i] = 0;
-        for (int token = first; token < first + mine; token++)
-            grads[i] += value_of(token, 0, i) / (float)mine;
-    }
-    for (int g = 0; g < table->gradient_count; g++)
-        sync_mark_ready(sync, g);
-    TRY(sync_wait(sync));
-    for (int64_t i = 0; i < table->elems; i++) {
-        double mean = 0;
-        for (int token = 0; token < UNEVEN_TOKENS; token++)
-            mean += (double)value_of(token, 0, i) / UNEVEN_TOKENS;
-        if (!(fabs(grads[i] - mean) <= 20 * 0x1p-24 * 6))
-            return fault("rank %d: value %lld is %g, expected %g", rank, (long long)i, (double)grads[i], mean);
-    }
-    return OK;
-}
-
-static Status uneven_rank(Comm *comm, void *user) {
-    ParamTable table;
-    make_table(&table, LAYERS, WIDTH);
-    return with_sync(comm, user, &table, uneven_step, NULL);
-}
-
-/* Trap: uneven last batch (pytorch#33148, #38174): ranks with one sample fewer: the mean over tokens, no hang. */
-static void test_uneven_batch_is_weighted_by_tokens(void **state) {
-    (void)state;
-    for (int a = 0; a < ALGORITHMS; a++) {
-        CommConfig config = plain(algorithms[a], 20000, true);
-        assert_ok(comm_run(&config, &(LoopConfig){.ranks = 3}, OK, uneven_rank, &config));
-    }
-}
-
 /* Trap: peers hang when one dies (horovod#3494): who waits in vain says for whom, on which node, in which bucket. */
 static void test_lost_messages_name_rank_node_and_bucket(void **state) {
     (void)state;
@@ -490,7 +553,7 @@ static Status leave_backward(Comm *comm, Sync *sync, const ParamTable *table, fl
 static Status leaving_rank(Comm *comm, void *user) {
     CommConfig config = plain("reduce_scatter", 20000, true);
     ParamTable table;
-    make_table(&table, LAYERS, WIDTH);
+    make_table(&table, LAYERS, width);
     return with_sync(comm, &config, &table, leave_backward, user);
 }
 
@@ -506,7 +569,6 @@ static void test_a_rank_leaves_backward(void **state) {
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_a_rank_leaves_backward),
     cmocka_unit_test(test_memory_goes_after_a_fault),
-    cmocka_unit_test(test_uneven_batch_is_weighted_by_tokens),
     cmocka_unit_test(test_lost_messages_name_rank_node_and_bucket),
     cmocka_unit_test(test_cut),
     cmocka_unit_test(test_any_ready_order),

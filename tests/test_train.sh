@@ -54,6 +54,12 @@ same unequal one loss
 train blocking.2x2 4 loop comm.ranks_per_node=2 comm.overlap=no comm.bucket_bytes=1G train.batch=6 train.val_batches=8
 cmp "$work/blocking.2x2/model.bin" "$work/auto.2x2/model.bin" || fail "overlap or bucket size changes the result"
 
+# Trap: uneven last batch (pytorch#33148, #38174): of 7 batches rank 3 has one fewer.
+echo "- validation dealt out unevenly: the mean over tokens, no hang"
+train uneven.one 1 loop train.batch=3 train.val_batches=7
+train uneven 4 loop train.batch=3 train.val_batches=7
+same uneven uneven.one val_loss
+
 # Trap: sync fires on the first micro-batch (InfiniTrain#183, #213; FunASR#3472).
 echo "- accumulation x overlap x compressor: the bytes of one reduction, near one micro-step's losses, overlap or not"
 for compress in none int8 "topk comm.topk_density=0.1"; do

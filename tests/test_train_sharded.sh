@@ -101,6 +101,37 @@ wrong "$saved another run's$" seed/residual_node1_00000006.bin
 wrong "$saved those of another plan$" plan/residual_node1_00000006.bin
 wrong "expected residual_node1_00000006.bin, which belongs to the checkpoint" ""
 
+# Trap: Inf or NaN on one rank (DeepSpeed#753): all ranks skip that step, which changes nothing, and go on.
+echo "- a NaN in one rank's gradient of step 4: the step is skipped whole"
+# only_within A B FIRST COUNT: no byte differs outside COUNT ones from FIRST, counted from 1, and one inside does
+only_within() {
+    cmp -l "$1" "$2" | awk -v first="$3" -v count="$4" '
+        $1 < first || $1 >= first + count { bad = 1 } END { exit bad || NR == 0 }' ||
+        fail "a skipped step changes $(basename "$2")"
+}
+arrays() { od -An -tu4 -j12 -N4 "$1" | tr -d ' '; } # of a state file: each is named in 64 bytes (docs/formats.md)
+for zero in 0 1; do
+    name=skip.$zero
+    train $name 4 loop comm.ranks_per_node=2 comm.compress=int8 comm.warmup_steps=1 optim.zero=$zero train.steps=6 \
+        train.save_every=1 train.keep=9 loop.faults=nan:rank=2,step=4
+    [ "$(values $name skipped | tr '\n' ' ')" = "0 0 0 1 1 1 " ] || fail "$name: skipped is $(values $name skipped)"
+    [ "$(values $name grad_norm | grep -vc '^[0-9.e+-]*$')" = 1 ] && [ "$(values $name grad_norm | sed -n 4p)" = null ] ||
+        fail "$name: grad_norm is $(values $name grad_norm)"
+    values $name loss | awk '!($1 > 0) { exit 1 } END { exit NR != 6 }' || fail "$name: loss is $(values $name loss)"
+    saved=$work/$name
+    cmp "$saved/model_00000003.bin" "$saved/model_00000004.bin" || fail "$name: parameters of a skipped step"
+    # step, position and skipped stand first, each with its checksum; adamw.step is not among them
+    begin=$((16 + 64 * $(arrays "$saved/state_00000003.bin") + 8 + 1))
+    only_within "$saved/state_00000003.bin" "$saved/state_00000004.bin" $begin 48
+    for file in "$saved"/residual*_00000003.bin; do # name, 32 bytes and 8, stands before step
+        only_within "$file" "${file%3.bin}4.bin" $((16 + 64 * $(arrays "$file") + 8 + 40 + 1)) 16
+    done
+    for node in "$saved/residual_node0_0000000" "$saved/residual_node1_0000000"; do
+        [ "$(cmp -l "${node}4.bin" "${node}5.bin" | wc -l)" -gt 1000 ] || fail "$node stands still behind a skipped step"
+    done
+    cmp -s "$saved/model_00000004.bin" "$saved/model_00000005.bin" && fail "$name: the next step learns nothing"
+done
+
 echo "- bytes between nodes: 2 S in all, and the wire's share of them"
 bytes() { values $1 bytes_inter | tail -1; }
 train f32 8 loop comm.ranks_per_node=4 model.channels=256 train.steps=3

@@ -383,8 +383,10 @@ static void test_fault_texts(void **state) {
     LoopFaults faults;
     assert_ok(loop_faults_parse(&faults, ""));
     assert_int_equal(faults.count, 0);
-    assert_ok(loop_faults_parse(&faults, "delay:rank=1,ms=2.5,every=3;drop:rank=2,message=17;die:rank=0,message=40"));
-    assert_int_equal(faults.count, 3);
+    assert_ok(loop_faults_parse(&faults, "delay:rank=1,ms=2.5,every=3;drop:rank=2,message=17;die:rank=0,message=40;"
+                                         "nan:rank=3,step=5"));
+    assert_int_equal(faults.count, 4);
+    assert_true(loop_faults_nan(&faults, 3, 5) && !loop_faults_nan(&faults, 3, 4) && !loop_faults_nan(&faults, 2, 5));
     assert_true(loop_faults_fate(&faults, 2, 17).drop && !loop_faults_fate(&faults, 2, 16).drop);
     assert_true(loop_faults_fate(&faults, 0, 40).die && !loop_faults_fate(&faults, 1, 40).die);
     int delayed = 0;
@@ -396,9 +398,12 @@ static void test_fault_texts(void **state) {
     }
     assert_true(delayed > 800 && delayed < 1200); /* 1000 and some 26 more or less */
     assert_refused(loop_faults_parse(&faults, "explode:rank=1"),
-                   "loop.faults: expected delay, drop or die, found 'explode'");
+                   "loop.faults: expected delay, drop, die or nan, found 'explode'");
     assert_refused(loop_faults_parse(&faults, "drop:rank=1"), "'drop:rank=1' needs rank and message");
     assert_refused(loop_faults_parse(&faults, "delay:rank=1;die:rank=0,message=1"), "'delay:rank=1' needs ms");
+    assert_refused(loop_faults_parse(&faults, "nan:rank=1"), "'nan:rank=1' needs rank and step");
+    assert_refused(loop_faults_parse(&faults, "nan:rank=1,message=3"), "nan has no key 'message'");
+    assert_refused(loop_faults_parse(&faults, "drop:rank=1,step=3"), "drop has no key 'step'");
     assert_refused(loop_faults_parse(&faults, "drop:rank=1,ms=3"), "drop has no key 'ms'");
     assert_refused(loop_faults_parse(&faults, "die:rank=x,message=1"), "expected key=number, found 'rank=x'");
     assert_refused(loop_faults_parse(&faults, "die:rank=1,message=2x"), "expected key=number, found 'message=2x'");
@@ -493,6 +498,12 @@ static void test_die_unmissed(void **state) {
     assert_line(error_line(), "rank 0 was killed");
 }
 
+/* The bar: a waiting comm thread uses less than 5 % of a core. */
+static void test_waiting_leaves_the_core(void **state) {
+    (void)state;
+    run_well(&plain, 2, case_wait, NULL);
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_streams),
     cmocka_unit_test(test_polled),
@@ -519,6 +530,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_drop_names_the_sender),
     cmocka_unit_test(test_die),
     cmocka_unit_test(test_die_unmissed),
+    cmocka_unit_test(test_waiting_leaves_the_core),
 };
 
 CHECK_MAIN(tests)

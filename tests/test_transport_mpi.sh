@@ -18,8 +18,11 @@ passes 'private memory: passed' 'a rank that cannot make a file'
 start 4 private 1
 passes 'private memory: passed' "a rank that cannot open its peer's file"
 
-start 2 wait 0.2
-passes 'waited 0\.[0-9]* s with [0-9.]* % of a core' 'one waits for the other'
+for tries in 1 2 3; do
+    start 2 wait
+    [ "$code" = 0 ] && break
+done
+passes 'waited 2 s with [0-4]\.[0-9]* % of a core' 'one waits for the other'
 
 start 2 labels
 label='step 30[01] bucket -*[12] compressor [01]'

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define EXPECT(condition)                                                       \
     do {                                                                        \
@@ -264,6 +265,24 @@ static inline Status case_nodes(Transport *transport, void *user) {
         EXPECT(per_node > 1 || transport->bytes_intra == intra);
     }
     return OK;
+}
+
+/* Rank 0 waits 2 s for rank 1 and uses less than 5 % of them: CPU time, which does not grow with what else runs. */
+static inline Status case_wait(Transport *transport, void *user) {
+    (void)user;
+    const double wait_s = 2;
+    struct timespec pause = {(time_t)wait_s, 0}, before, after;
+    TRY(transport_barrier(transport));
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+    if (transport->rank == 1)
+        nanosleep(&pause, NULL);
+    TRY(transport_barrier(transport));
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+    double used_s = (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    if (transport->rank != 0)
+        return OK;
+    printf("waited %g s with %.2f %% of a core\n", wait_s, 100 * used_s / wait_s);
+    return used_s < 0.05 * wait_s ? OK : fault("a core for %g s of a wait of %g s", used_s, wait_s);
 }
 
 /* ---- what does not match: the transport is unusable afterwards ---- */

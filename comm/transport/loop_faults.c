@@ -1,5 +1,5 @@
-/* The text of injected faults, "kind:key=value,...;...", and what it means for one message. A message's fate is a pure
- * function of the text, the sender and the message's number, so a test that fails fails again. */
+/* The text of injected faults, "kind:key=value,...;...", and what it means for one message, or for one step's gradient.
+ * A message's fate is a pure function of the text, the sender and the message's number, so a test that fails fails again. */
 #include "comm/transport/loop_faults.h"
 
 #include "base/random.h"
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kinds[] = {"delay", "drop", "die"};
+static const char *const kinds[] = {"delay", "drop", "die", "nan"};
 
 static bool is_word(const char *text, size_t length, const char *word) {
     return strlen(word) == length && strncmp(text, word, length) == 0;
@@ -26,8 +26,10 @@ static Status read_key(LoopFault *fault_, const char *text, size_t length) {
         fault_->ms = value;
     else if (is_word(text, name, "every") && fault_->kind == FAULT_DELAY)
         fault_->every = (int64_t)value;
-    else if (is_word(text, name, "message") && fault_->kind != FAULT_DELAY)
+    else if (is_word(text, name, "message") && (fault_->kind == FAULT_DROP || fault_->kind == FAULT_DIE))
         fault_->message = (int64_t)value;
+    else if (is_word(text, name, "step") && fault_->kind == FAULT_NAN)
+        fault_->step = (int64_t)value;
     else
         return bad_input("loop.faults: %s has no key '%.*s'", kinds[fault_->kind], (int)name, text);
     return OK;
@@ -39,15 +41,15 @@ static Status read_kind(LoopFault *fault_, const char *text, size_t length) {
             *fault_ = (LoopFault){.kind = kind, .rank = -1, .every = 1};
             return OK;
         }
-    return bad_input("loop.faults: expected delay, drop or die, found '%.*s'", (int)length, text);
+    return bad_input("loop.faults: expected delay, drop, die or nan, found '%.*s'", (int)length, text);
 }
 
 static Status check(const LoopFault *fault_, const char *text, size_t length) {
-    bool complete = fault_->kind == FAULT_DELAY ? fault_->ms > 0 && fault_->every > 0
-                                                : fault_->rank >= 0 && fault_->message > 0;
-    if (!complete)
-        return bad_input("loop.faults: '%.*s' needs %s", (int)length, text,
-                         fault_->kind == FAULT_DELAY ? "ms" : "rank and message (1 is the first)");
+    if (fault_->kind == FAULT_DELAY && !(fault_->ms > 0 && fault_->every > 0))
+        return bad_input("loop.faults: '%.*s' needs ms", (int)length, text);
+    if (fault_->kind != FAULT_DELAY && !(fault_->rank >= 0 && fault_->message + fault_->step > 0))
+        return bad_input("loop.faults: '%.*s' needs rank and %s (1 is the first)", (int)length, text,
+                         fault_->kind == FAULT_NAN ? "step" : "message");
     return OK;
 }
 
@@ -88,4 +90,11 @@ LoopFate loop_faults_fate(const LoopFaults *faults, int rank, int64_t message) {
         fate.die |= entry->kind == FAULT_DIE && entry->message == message;
     }
     return fate;
+}
+
+bool loop_faults_nan(const LoopFaults *faults, int rank, int64_t step) {
+    for (const LoopFault *entry = faults->faults; entry < faults->faults + faults->count; entry++)
+        if (entry->kind == FAULT_NAN && entry->rank == rank && entry->step == step)
+            return true;
+    return false;
 }

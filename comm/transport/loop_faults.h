@@ -10,10 +10,10 @@
 enum { LOOP_FAULTS_MAX = 16 };
 
 typedef struct LoopFault {
-    enum { FAULT_DELAY, FAULT_DROP, FAULT_DIE } kind;
+    enum { FAULT_DELAY, FAULT_DROP, FAULT_DIE, FAULT_NAN } kind;
     int64_t rank; /* -1: any */
     double ms;
-    int64_t every, message;
+    int64_t every, message, step;
 } LoopFault;
 
 typedef struct LoopFaults {
@@ -31,5 +31,8 @@ typedef struct LoopFate {
 } LoopFate;
 
 LoopFate loop_faults_fate(const LoopFaults *faults, int rank, int64_t message);
+
+/* A rank's gradient of that step, 1 is the first, shall hold a NaN. */
+bool loop_faults_nan(const LoopFaults *faults, int rank, int64_t step);
 
 #endif

@@ -113,6 +113,8 @@ struct Transport {
     const VectorOps *vector; /* arithmetic on the memory that this transport moves */
     void *lane;              /* of a transport whose memory is a device's: the queue in which it works */
     int *places;             /* int[2 * ranks], owned: for the groups that a collective cuts */
+    bool (*spoils)(const Transport *transport, int64_t step); /* NULL, or: an injected fault wants a NaN in this rank's
+                                                               * gradient of that step */
     /* of the rank */
     int64_t bytes_intra, bytes_inter; /* sent so far to ranks of the same node, and of others */
     MessageLabel label;               /* of the next message */

@@ -305,6 +305,11 @@ static void loop_abandon(Transport *transport) {
 
 /* ---- life ---- */
 
+static bool loop_spoils(const Transport *transport, int64_t step) {
+    const LoopRank *self = (const LoopRank *)transport;
+    return loop_faults_nan(&self->world->faults, transport->rank, step);
+}
+
 static const TransportOps loop_ops = {.name = "loop",
                                       .one_process = true,
                                       .start = loop_start,
@@ -316,6 +321,7 @@ static bool init_rank(LoopWorld *world, int rank, double timeout_s) {
     LoopRank *member = &world->members[rank];
     bool complete = transport_init(&member->base, &loop_ops, rank, world->ranks, timeout_s);
     member->expected = calloc((size_t)world->ranks, sizeof *member->expected);
+    member->base.spoils = loop_spoils;
     member->world = world;
     world->waiting_for[rank] = -1;
     init_condition(&member->changed);

@@ -22,6 +22,7 @@ Status loop_set_links(LoopWorld *world, const LoopLinks *links);
  *     delay:rank=1,ms=5,every=3    rank 1's only, and every third on average, at random points: the same in each run
  *     drop:rank=2,message=17       rank 2's 17th message never arrives, nor does what it sends to that rank later
  *     die:rank=0,message=40        before its 40th message rank 0 ends as if killed
+ *     nan:rank=3,step=5            in its 5th step the gradient that rank 3 has computed holds a NaN
  *
  * A rank's messages are counted from 1, whoever they are for. BAD_INPUT with a line when the text cannot be read or
  * names a rank that is not there. */
