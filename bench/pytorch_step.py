@@ -4,8 +4,8 @@
                                   [--layers 12] [--heads 12] [--channels 768] [--context 1024] [--vocab 50257]
 
 dtype is f32 or, on cuda, tf32 (matmuls) or bf16 (autocast; parameters, gradients and moments stay f32). On cuda the
-vocabulary is padded to a multiple of 128, as ours is, and the rate of a large matmul is shown beside. Prints the median step of
-`steps`, after three that warm up (one on the CPU).
+vocabulary is padded to a multiple of 128, as ours is, and the rate of a large matmul is shown beside. Prints the
+median step of `steps`, after three that warm up (one on the CPU).
 """
 import argparse
 import contextlib

@@ -45,7 +45,7 @@ static inline Status model_cuda_open(ModelDevice *device, CudaDtype dtype) {
 }
 #endif
 
-/* Before the model is created: as training does, bf16 takes cuDNN's attention where that has the shape. Says whose it is. */
+/* Before the model is created; as in training bf16 takes cuDNN's attention where that has the shape. Whose it is. */
 static inline const char *model_device_attention(ModelDevice *device, int B, int T, int C, int NH) {
     const char *why = "";
     (void)device, (void)B, (void)T, (void)C, (void)NH, (void)why;
