@@ -96,10 +96,13 @@ LIBRARY_SOURCES += $(filter-out $(if $(findstring libcudnn,$(CUDNN)),,model/cudn
                                 $(if $(NCCL),,comm/transport/transport_nccl.cu), \
                      $(wildcard base/*.cu model/*.cu optim/*.cu comm/*/*.cu))
 endif
+# Tests that ask something of the emulator, and those of CUDA that a card can run: bench/gpu expects each of these.
+STAND_IN_TESTS := $(shell grep -l '^.include "tests/cuda/stand_ins\.h"' $(TEST_SOURCES))
+CARD_TESTS := $(notdir $(basename $(filter tests/test_cuda_%,$(filter-out $(STAND_IN_TESTS),$(TEST_SOURCES)))))
 ifeq ($(CUDA_MODE),emulate)
 LIBRARY_SOURCES += $(wildcard tests/cuda/*.cpp tests/cuda/*.cu)
-else # without what tests can ask of the emulator
-TEST_SOURCES := $(filter-out $(shell grep -l 'cuda/stand_ins\.h' $(TEST_SOURCES)), $(TEST_SOURCES))
+else
+TEST_SOURCES := $(filter-out $(STAND_IN_TESTS), $(TEST_SOURCES))
 endif
 ifeq ($(MPI),0)
 LIBRARY_SOURCES := $(filter-out comm/transport/transport_mpi.c, $(LIBRARY_SOURCES))
@@ -177,12 +180,16 @@ $(BUILD)/tests/%: $(BUILD)/obj/tests/%.o $(LIBRARY)
 # What TEST needs, where it names some: a script needs the programs, and the test program of its name if there is one.
 NEEDED := $(if $(TEST),$(if $(filter %.sh,$(TEST)),all) \
                        $(filter $(patsubst %,$(BUILD)/tests/%,$(TEST:.sh=)),$(TESTS)),all $(TESTS))
-tests: $(NEEDED)
+tests: $(NEEDED) $(BUILD)/card_tests
 	@:
+$(BUILD)/card_tests: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(CARD_TESTS)' > $@
 # The tests of CUDA are built once more to run on the CPU, in a folder of their own.
 EMULATED := $(if $(filter-out 0 emulate,$(CUDA)),$(if $(TEST),$(findstring test_cuda,$(TEST)),all))
 EMULATED_BUILD := $(if $(filter emulate,$(CUDA)),$(BUILD),$(if $(EMULATED),$(if $(CUDA_HEADERS),$(BUILD)/emulate,none)))
-emulated: $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(BUILD)/gpu_rates $(filter $(BUILD)/tests/test_cuda_%,$(NEEDED))
+emulated: $(BUILD)/card_tests $(TRAIN) $(BUILD)/golden $(BUILD)/prepare $(BUILD)/gpu_rates \
+          $(filter $(BUILD)/tests/test_cuda_%,$(NEEDED))
 test: deps ## build and run every test (TEST="names" for some)
 	@$(MAKE) --no-print-directory tests
 	@$(if $(and $(EMULATED),$(CUDA_HEADERS)),$(MAKE) --no-print-directory CUDA=emulate \

@@ -1,11 +1,11 @@
 /* build/gpu_rates FILE.cfg [section.key=value ...]: what a GPU reaches on the parts that a training step of FILE.cfg's
  * model is made of, each alone, at train.batch and train.seq_len. Needs a build with CUDA.
  *
- *     copy        GB/s of copying within its memory, each byte counted once: what compressors are held against
+ *     copy        GB/s moved in copying within its memory, read and written: what compressors are held against
  *     matmul      TFLOP/s of y = x w^T, per type, over the model's own shapes and a large square one
  *     attention   TFLOP/s of causal attention in bf16, masked half not counted, backward as two forwards: our own path,
  *                 and cuDNN's with sums to dq in any order and in a fixed one
- *     encode, decode_add   GB/s of f32 values through each compressor, with error feedback
+ *     encode, decode_add   GB/s moved by each compressor, with error feedback: all that its kernel reads and writes
  *     best        per type the best matmul: what a step's MFU is held against
  *     model       MFLOP per token of a whole training step, as gpt2_flops_per_token counts
  *
@@ -149,7 +149,7 @@ static void measure_copy(Bench *bench) {
     copy.from = device_numbers(bench, copy.bytes / sizeof(float), false);
     copy.to = device_memory(bench, copy.bytes);
     if (bench->status == OK)
-        bytes_row(bench, "copy", "", what, time_s(bench, copy_work, &copy), copy.bytes);
+        bytes_row(bench, "copy", "", what, time_s(bench, copy_work, &copy), 2 * copy.bytes);
     device_free(bench, copy.from);
     device_free(bench, copy.to);
 }
@@ -340,6 +340,13 @@ static void decode_add_work(void *user) {
     c->cuda->decode_add(c->gpu, gpu_stream(c->gpu), c->options, 0, c->elems, c->wire, c->sum);
 }
 
+/* Share of the sum that decode_add reads and writes: memory moves 32 bytes at once, of which topk needs those that hold
+ * a value that was kept. */
+static double touched(const CompressorOptions *options) {
+    return options->density > 0 ? 1 - pow(1 - options->density, 32.0 / sizeof(float)) : 1;
+}
+
+/* Encoding reads values and residuals, writes residuals and the wire. */
 static void compressor_rows(Bench *bench, Code *code) {
     static const struct {
         const char *name;
@@ -350,7 +357,7 @@ static void compressor_rows(Bench *bench, Code *code) {
                       {"int4", &compressor_int4, {0, false}},
                       {"topk 1 %", &compressor_topk, {0.01, false}},
                       {"topk 10 %", &compressor_topk, {0.1, false}}};
-    size_t bytes = (size_t)code->elems * sizeof(float);
+    size_t bytes = (size_t)code->elems * sizeof(float), wire;
     char what[32];
     snprintf(what, sizeof what, "%lld MiB", (long long)bench->options->copy_mib);
     for (size_t i = 0; i < sizeof contenders / sizeof *contenders && bench->status == OK; i++) {
@@ -358,8 +365,10 @@ static void compressor_rows(Bench *bench, Code *code) {
         code->options = &contenders[i].options;
         if (!code->cuda)
             continue;
-        bytes_row(bench, "encode", contenders[i].name, what, time_s(bench, encode_work, code), bytes);
-        bytes_row(bench, "decode_add", contenders[i].name, what, time_s(bench, decode_add_work, code), bytes);
+        wire = code->cuda->compressor->wire_bytes(code->options, 0, code->elems);
+        bytes_row(bench, "encode", contenders[i].name, what, time_s(bench, encode_work, code), 3 * bytes + wire);
+        bytes_row(bench, "decode_add", contenders[i].name, what, time_s(bench, decode_add_work, code),
+                  (size_t)(2 * (double)bytes * touched(code->options)) + wire);
     }
 }
 

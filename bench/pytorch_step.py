@@ -1,10 +1,11 @@
-"""The same training step as build/step, by PyTorch, for comparison: GPT-2 124M, AdamW, clip 1.0, one process.
+"""The same training step as build/step, by PyTorch, for comparison: GPT-2, AdamW, clip 1.0, one process.
 
     python3 bench/pytorch_step.py [B] [T] [steps] [--device cuda] [--dtype bf16] [--compile]        needs torch
+                                  [--layers 12] [--heads 12] [--channels 768] [--context 1024] [--vocab 50257]
 
 dtype is f32 or, on cuda, tf32 (matmuls) or bf16 (autocast; parameters, gradients and moments stay f32). On cuda the
-vocabulary is padded to 50304, as ours is, and the rate of a large matmul is shown beside. Prints the median step of
-`steps`, after three that warm up (one on the CPU).
+vocabulary is padded to a multiple of 128, as ours is, and the rate of a large matmul is shown beside. Prints the
+median step of `steps`, after three that warm up (one on the CPU).
 """
 import argparse
 import contextlib
@@ -26,16 +27,18 @@ for name, default in (("B", 4), ("T", 256), ("steps", 5)):
 parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 parser.add_argument("--dtype", choices=("f32", "tf32", "bf16"), default="f32")
 parser.add_argument("--compile", action="store_true")
+for name, default in (("layers", 12), ("heads", 12), ("channels", 768), ("context", 1024), ("vocab", 50257)):
+    parser.add_argument(f"--{name}", type=int, default=default)
 options = parser.parse_args()
 B, T, device, cuda = options.B, options.T, options.device, options.device == "cuda"
 if options.dtype != "f32" and not cuda:
     parser.error("--dtype tf32 and bf16 need --device cuda")
-L, NH, C, V, CONTEXT = 12, 12, 768, 50257, 1024
+L, NH, C, V, CONTEXT = options.layers, options.heads, options.channels, options.vocab, options.context
 if not (B > 0 and 0 < T <= CONTEXT and options.steps > 0):
     parser.error(f"expected B and steps from 1, T in [1, {CONTEXT}], found {B}, {options.steps}, {T}")
 if isinstance(torch, ImportError):
     sys.exit(f"pytorch_step: {torch}: pip install torch")
-VOCAB = V if not cuda else 50304
+VOCAB = V if not cuda else -(-V // 128) * 128
 
 
 class Block(nn.Module):

@@ -141,6 +141,9 @@ static Status load(Golden *golden, const char *folder, const char *name, int dev
     TRY(read_state(golden, path));
     snprintf(golden->train_path, sizeof golden->train_path, "%s/%s_train.txt", folder, name);
     TRY(model_device_open(&golden->device, device, golden->params, golden->grads, golden->table.elems));
+    const Gpt2Config *m = &golden->config;
+    fprintf(stderr, "golden: attention: %s\n",
+            model_device_attention(&golden->device, golden->B, golden->T, m->channels, m->heads));
     golden->of_norm = golden->device.error * sqrt(32.0 * golden->config.layers / 3);
     Gpt2Options options = {.max_B = golden->B, .max_T = golden->T, .train = true};
     TRY(gpt2_create(&golden->model, &golden->config, &golden->table, golden->device.params, golden->device.grads,

@@ -45,6 +45,20 @@ static inline Status model_cuda_open(ModelDevice *device, CudaDtype dtype) {
 }
 #endif
 
+/* Before the model is created; as in training bf16 takes cuDNN's attention where that has the shape. Whose it is. */
+static inline const char *model_device_attention(ModelDevice *device, int B, int T, int C, int NH) {
+    const char *why = "";
+    (void)device, (void)B, (void)T, (void)C, (void)NH, (void)why;
+#ifdef HAVE_CUDA
+    if (device->gpu && device->ops->act_bytes == sizeof(uint16_t) &&
+        cuda_ops_use_cudnn(device->cuda, true, B, T, C, NH, &why)) {
+        device->ops = cuda_ops(device->cuda);
+        return "cuDNN";
+    }
+#endif
+    return "our own";
+}
+
 /* Parameters that have changed on the host. */
 static inline void model_device_give(ModelDevice *device) {
     if (device->params == device->host_params)

@@ -7,12 +7,15 @@
 printf '%s\n' '[model]' 'layers = 1' 'heads = 2' 'channels = 32' 'context = 32' 'vocab = 257' '[data]' 'train = none' \
     'tokenizer = none' >"$work/t.cfg"
 small="--square 64 --copy-mib 1 --round-ms 0 --rounds 1"
-mkdir "$work/build"
+mkdir -p "$work/build/tests" "$work/bin"
 for program in gpu_rates prepare golden; do ln -s "$PWD/$BUILD/$program" "$work/build"; done
+ln -s "$PWD/$BUILD/tests/test_cuda_optim" "$work/build/tests"
+echo test_cuda_optim >"$work/build/card_tests"
 cat >"$work/build/train" <<END
 #!/bin/bash
 for argument; do
     case \$argument in
+    --plan) exec $PWD/$BUILD/train "\$@" ;;
     run.device=cuda) arguments+=(run.device=cpu) ;;
     train.dtype=* | run.cuda_graphs=yes | comm.transport=nccl) ;;
     *) arguments+=("\$argument") ;;
@@ -48,6 +51,9 @@ for row in 'losses, 25 steps, f32 *\| CPU .*ok' 'losses, 25 steps, bf16 *\| .*ok
     'step bf16, B1 T32 *\| [0-9.]+ ms' 'step bf16, B1 T32, CUDA graphs *\| [0-9.]+ ms' 'MFU bf16, of the best matmul *\| [0-9.]*[1-9]' 'step f32'; do
     grep -qE "^\| $row" "$work/out/gpu.md" || fail "the table has no '$row': $(cat "$work/out/gpu.md")"
 done
+grep -qE '^\| 2 ranks on the card, threads, int8 *\| .*ok' "$work/out/gpu.md" || fail "int8: $(cat "$work/out/gpu.md")"
+tail -1 "$work/out/gpu.md" | grep -qE '^\| whole run *\| [0-9]+ s *\| 300 s *\| ok' || fail "the end: $(cat "$work/out/gpu.md")"
+
 # Another learning rate on the "GPU": losses that differ are noticed, and so is one that is missing.
 sed -i 's/run.device=cpu)/run.device=cpu optim.lr=1e-2)/' "$work/build/train"
 bench curves
@@ -55,6 +61,51 @@ bench curves
 sed -i 's/optim.lr=1e-2/train.steps=20/' "$work/build/train"
 bench curves
 [ $? = 1 ] && grep -qE '^\| losses, 25 steps, f32 .*FAILED' "$work/out/gpu.md" || fail "steps: $(cat "$work/out/gpu.md")"
+
+# A CPU that fails is no excuse; one that is slow is compared as far as it came.
+sed -i 's/ train.steps=20)/)/' "$work/build/train"
+cp "$work/build/train" "$work/good"
+sed -i '2i case "$*" in *run.device=cpu*) echo "train: no"; exit 3 ;; esac' "$work/build/train"
+bench curves
+[ $? = 1 ] && grep -qE '^\| losses, CPU against GPU *\| the CPU, after 0 steps: no .*FAILED' "$work/out/gpu.md" ||
+    fail "a CPU that fails: $(cat "$work/out/gpu.md")"
+cp "$work/good" "$work/build/train"
+sed -i '2i case "$*" in *run.device=cpu*) '"$PWD/$BUILD"'/train "$@" train.steps=22 run.threads=1; exit 124 ;; esac' "$work/build/train"
+bench curves
+cp "$work/good" "$work/build/train"
+grep -qE '^\| losses, 22 steps, f32 *\| CPU' "$work/out/gpu.md" || fail "a slow CPU: $(cat "$work/out/gpu.md")"
+
+# Checks: all that is expected must be there and pass.
+bench checks
+[ $? = 0 ] && grep -qE '^\| tests of the CUDA code, on the card *\| 1 of 1 .*ok' "$work/out/gpu.md" &&
+    grep -qE '^\| golden sets.*\| 5 of 5; attention: our own, cuDNN .*ok' "$work/out/gpu.md" || fail "checks: $(cat "$work/out/gpu.md")"
+ln -sf /bin/true "$work/build/golden"
+for expected in 'test_cuda_optim test_cuda_missing' ''; do
+    echo "$expected" >"$work/build/card_tests"
+    bench checks
+    [ $? = 1 ] && grep -qE '^\| tests of the CUDA code, on the card .*FAILED' "$work/out/gpu.md" ||
+        fail "checks of '$expected': $(cat "$work/out/gpu.md")"
+done
+grep -q test_cuda_ops "$BUILD/card_tests" || fail "test_cuda_ops is not for a card: $(cat "$BUILD/card_tests")"
+grep -q test_cuda_emulator "$BUILD/card_tests" && fail 'a test with stand-ins is for a card'
+
+# Stand-ins for compute-sanitizer and PyTorch: what they are given, and what becomes of their failing.
+bench sanitizer
+grep -q '^| compute-sanitizer *| not measured' "$work/out/gpu.md" || fail "no sanitizer: $(cat "$work/out/gpu.md")"
+printf '%s\n' '#!/bin/bash' 'echo "$*" >>"$SEEN"' '[[ "$*" != *racecheck*optim* ]]' >"$work/bin/compute-sanitizer"
+printf '%s\n' '#!/bin/bash' 'echo "$*" >>"$SEEN"' 'echo "x: 100.0 tokens/s, 2.0 ms per step"' >"$work/bin/python3"
+chmod +x "$work"/bin/*
+export SEEN=$work/seen
+PATH=$work/bin:$PATH bench sanitizer pytorch
+[ $? = 1 ] && grep -qE '^\| compute-sanitizer, memcheck *\| clean .*ok' "$work/out/gpu.md" &&
+    grep -qE '^\| compute-sanitizer, racecheck *\| tests_test_cuda_optim .*FAILED' "$work/out/gpu.md" &&
+    [ "$(grep -c '^--tool' "$SEEN")" = 10 ] || fail "sanitizer: $(cat "$work/out/gpu.md" "$SEEN")"
+grep -q ' 2 32 3 .*--layers 1 --heads 2 --channels 32 --context 32 --vocab 257' "$SEEN" || fail "PyTorch: $(cat "$SEEN")"
+# Without --batch: what fits, which is the most that is tried.
+bench/gpu --build "$work/build" --config "$work/t.cfg" --seq-len 8 --steps 3 --out "$work/out" step >"$work/log" 2>"$work/errors"
+for row in 'bf16, B64' 'f32, B8'; do
+    grep -q "^| step $row T8" "$work/out/gpu.md" || fail "no step $row: $(cat "$work/out/gpu.md" "$work/errors")"
+done
 
 bench pytorch
 grep -q '^| PyTorch *| not measured' "$work/out/gpu.md" || fail "PyTorch: $(cat "$work/out/gpu.md")"
