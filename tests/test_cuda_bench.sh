@@ -14,7 +14,7 @@ cat >"$work/build/train" <<END
 for argument; do
     case \$argument in
     run.device=cuda) arguments+=(run.device=cpu) ;;
-    train.dtype=* | run.cuda_graphs=yes | comm.transport=nccl) ;;
+    train.dtype=* | run.cuda_graphs=yes | run.deterministic=no | comm.transport=nccl) ;;
     *) arguments+=("\$argument") ;;
     esac
 done
