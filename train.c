@@ -44,7 +44,6 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
     for (int64_t micro = 0; micro < t->micro_steps; micro++) {
         bool last = micro == t->micro_steps - 1;
         gpt2_forward(t->model, t->inputs + micro * tokens, batch, seq_len);
-        device_stamp(&t->device, &t->forward_end_s);
         if (micro == 0) {
             double since_s = clock_s();
             TRY(sync_forward_end(t->sync));
@@ -53,6 +52,7 @@ static Status forward_backward(Trainer *t, StepLog *log, double *mark_s, double 
             SyncLookup lookup = stage_lookup(&t->stage);
             gpt2_set_lookup(t->model, lookup.rows, lookup.slots, lookup.slot_of_token);
         }
+        device_stamp(&t->device, &t->forward_end_s); /* all waiting for parameters is forward's */
         if (last)
             sync_begin(t->sync);
         *loss += gpt2_backward(t->model, t->targets + micro * tokens, 1.0f / (float)t->micro_steps, micro > 0,
@@ -98,6 +98,7 @@ static Status log_sync(Trainer *t, StepLog *log) {
     double bytes[] = {(double)stats.bytes_intra, (double)stats.bytes_inter};
     TRY(comm_reduce(t->comm, bytes, 2, COMM_SUM));
     log->comm_ms = stats.comm_ms, log->comm_exposed_ms = stats.comm_exposed_ms;
+    log->forward_ms -= stats.gather_exposed_ms;
     log->bytes_intra = bytes[0], log->bytes_inter = bytes[1];
     log->compress_error = stats.compress_error;
     return OK;

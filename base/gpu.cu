@@ -43,20 +43,32 @@ static double gib(size_t bytes) { return (double)bytes / (1 << 30); }
 
 /* ---- finding and opening ---- */
 
-int gpu_count(const char **why) {
+/* `remedy` is what to do. */
+static int find(const char **why, const char **remedy) {
     int count = 0, driver = 0;
     cudaDriverGetVersion(&driver);
     cudaError_t error = cudaGetDeviceCount(&count);
     cudaGetLastError(); /* what is told by why is told */
+    *remedy = "see what nvidia-smi says";
     if (driver == 0)
-        *why = "no NVIDIA driver";
+        *why = "no NVIDIA driver", *remedy = "install one";
     else if (error == cudaErrorInsufficientDriver)
-        *why = "the NVIDIA driver is too old for this build";
+        *why = "the NVIDIA driver is too old for this build", *remedy = "update it";
     else if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
-        *why = "none is visible to this process";
+        *why = "none is visible to this process", *remedy = "see what CUDA_VISIBLE_DEVICES and nvidia-smi say";
     else
         *why = cudaGetErrorString(error);
     return error == cudaSuccess ? count : 0;
+}
+
+int gpu_count(const char **why) {
+    const char *remedy;
+    return find(why, &remedy);
+}
+
+static Status none_found(const char *why, const char *remedy) {
+    return fault("no GPU was found: %s; %s (this build needs a driver for CUDA %d)", why, remedy,
+                 CUDART_VERSION / 1000);
 }
 
 /* No fault if the call was a success. */
@@ -79,7 +91,8 @@ static Status describe(Gpu *gpu) {
              gib(card.totalGlobalMem));
     snprintf(gpu->pci, sizeof gpu->pci, "%04x:%02x:%02x.0", card.pciDomainID, card.pciBusID, card.pciDeviceID);
     if (card.major < OLDEST_MAJOR)
-        return fault("GPU %d, %s: this program needs sm_%d0 (Ampere) or newer", gpu->device, gpu->name, OLDEST_MAJOR);
+        return fault("GPU %d, %s: this program needs sm_%d0 (Ampere) or newer; name another GPU in "
+                     "CUDA_VISIBLE_DEVICES", gpu->device, gpu->name, OLDEST_MAJOR);
     return OK;
 }
 
@@ -96,10 +109,10 @@ static void *gpu_alloc(void *context, size_t bytes);
 static void gpu_free(void *context, void *memory);
 
 Status gpu_open(Gpu **gpu, int local_rank) {
-    const char *why;
-    int count = gpu_count(&why);
+    const char *why, *remedy;
+    int count = find(&why, &remedy);
     if (count == 0)
-        return fault("no GPU was found: %s", why);
+        return none_found(why, remedy);
     *gpu = (Gpu *)calloc(1, sizeof **gpu);
     if (!*gpu)
         return fault("out of memory");
@@ -164,6 +177,7 @@ static void *gpu_alloc(void *context, size_t bytes) {
         return NULL;
     }
     CHECK_CUDA(gpu, cudaMemsetAsync(memory, 0, bytes, gpu->computing));
+    CHECK_CUDA(gpu, cudaStreamSynchronize(gpu->computing)); /* other streams may write there at once */
     return memory;
 }
 

@@ -19,7 +19,7 @@ typedef struct Gpu Gpu;
  * visible); it points to a constant. */
 int gpu_count(const char **why);
 
-/* The card local_rank modulo their number. FAULT with one line that says what to do: too old (below sm_80), in use
+/* The card local_rank modulo their number. FAULT with one line that says what to do: none, too old (below sm_80), in use
  * exclusively, out of memory. */
 Status gpu_open(Gpu **gpu, int local_rank);
 void gpu_close(Gpu *gpu); /* waits for its work; accepts NULL */

@@ -1,12 +1,12 @@
-/* A lane: a stream of a GPU beside the computing one, in which what is done with a rank's gradients stands. Marks tie the
- * two together, so that nobody waits on the host:
+/* A lane: a stream of a GPU beside the computing one, in which what is done with a rank's gradients stands. Marks tie
+ * the two together, so that nobody waits on the host:
  *
  *   computing   | layer 11 | mark 0 | layer 10 | mark 1 | ...
  *   lane                     follow 0 | bucket 0 ...  | follow 1 | bucket 1 ...            finish: the host waits
  *
- * Marks are numbers from 0 on, of which the last GPU_LANE_MARKS are kept apart: a later mark may stand for one that is so
- * much older, which only waits for more. They are set by the threads that compute, everything else is called by the comm
- * thread. */
+ * Marks are numbers from 0 on, of which the last GPU_LANE_MARKS are kept apart: a later mark may stand for one that is
+ * so much older, which only waits for more. They are set by the threads that compute, everything else is called by the
+ * comm thread. */
 #ifndef BASE_GPU_LANE_H
 #define BASE_GPU_LANE_H
 

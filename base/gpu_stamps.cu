@@ -1,6 +1,7 @@
-/* A ring of events, made when they are first used. The GPU's clock is tied to the host's by a base event: it is renewed when
- * all stamps are read and the computing stream is idle, between steps, since the two clocks drift and cudaEventElapsedTime
- * is a float. A call that fails leaves its stamp as it was: whoever looks for faults finds the device's elsewhere. */
+/* A ring of events, made when they are first used. The GPU's clock is tied to the host's by a base event: it is renewed
+ * when all stamps are read and the computing stream is idle, between steps, since the two clocks drift and
+ * cudaEventElapsedTime is a float. A call that fails leaves its stamp as it was: whoever looks for faults finds the
+ * device's elsewhere. */
 #include "base/cuda.cuh"
 
 extern "C" {
@@ -27,8 +28,8 @@ struct GpuStamps {
     int first, count; /* outstanding */
 };
 
-/* The event came to pass between two looks at the clock. Where these lie far apart, as this thread was held up, the base
- * stays the old one, if there is one. */
+/* The event came to pass between two looks at the clock. Where these lie far apart, as this thread was held up, the
+ * base stays the old one, if there is one. */
 static bool renew_base(GpuStamps *stamps) {
     for (int i = 0; i < TRIES; i++) {
         double before_s = clock_s();

@@ -14,8 +14,8 @@ typedef struct GpuStamps GpuStamps;
 GpuStamps *gpu_stamps_create(void *computing_stream); /* NULL: no memory, or the GPU gives none */
 void gpu_stamps_destroy(GpuStamps *stamps);           /* accepts NULL */
 
-/* *at_s will be when the stream (cudaStream_t) came to this point, on clock_s's scale; asked for more than once, the last
- * time counts. It must last until it is read. Where too many are outstanding it stays as it is. */
+/* *at_s will be when the stream (cudaStream_t) came to this point, on clock_s's scale; asked for more than once, the
+ * last time counts. It must last until it is read. Where too many are outstanding it stays as it is. */
 void gpu_stamp(Gpu *gpu, void *stream, double *at_s);
 
 /* For whom nobody else may touch the computing stream: between the two other threads wait with what they ask of

@@ -18,7 +18,8 @@ typedef struct StepLog {
     double lr;
     double grad_norm;  /* before clipping */
     double tokens_per_s;
-    double step_ms, forward_ms, backward_ms, update_ms; /* wall time; forward and backward sum over micro-steps */
+    double step_ms, forward_ms, backward_ms, update_ms; /* wall time; forward and backward sum over micro-steps,
+                                                         * forward without waiting for parameters */
     double comm_ms, comm_exposed_ms;                    /* of rank 0; see comm/comm.h */
     double bytes_intra, bytes_inter;                    /* sent by all ranks */
     double compress_error; /* relative RMS error of compression; 0 without */

@@ -160,6 +160,7 @@ typedef struct SyncStats { /* of the last step, this rank; bytes as counted at t
     double comm_ms;         /* at least one bucket was in flight, gathering of parameters included */
     double comm_exposed_ms; /* how long sync_wait, and for sharded parameters sync_need and sync_forward_end, waited:
                              * the part not covered by compute */
+    double gather_exposed_ms; /* of that, in sync_need and sync_forward_end */
     double compress_error;  /* relative RMS error of what this rank quantised, from a sample; 0: nothing */
     int64_t bytes_intra, bytes_inter; /* sent by this rank inside the node and between nodes */
 } SyncStats;

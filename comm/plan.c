@@ -154,7 +154,7 @@ Status plan_create(Plan *plan, const Comm *comm, const CommConfig *config, const
     plan->buckets = bucket_cut(setup->table, config->bucket_bytes, &plan->count);
     plan->collectives = calloc((size_t)plan->count + 1, sizeof *plan->collectives);
     if (!plan->buckets || !plan->collectives)
-        return fault("no memory for %d buckets", plan->count);
+        return fault("no memory on the host for %d buckets", plan->count);
     while (setup->vocab && plan->head_buckets < plan->count && plan->buckets[plan->head_buckets].last_gradient == 0)
         plan->head_buckets++;
     hash_plan(plan, comm, config, setup);

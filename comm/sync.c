@@ -112,7 +112,7 @@ static Status build_plan(Sync *sync) {
     sync->measured = 0;
     sync->compute_ms = sync->backward_ms = 0;
     if (!sync->missing || !sync->stale || !sync->bucket_stats || !sync->sums)
-        return fault("no memory for %d buckets", sync->plan.count);
+        return fault("no memory on the host for %d buckets", sync->plan.count);
     return OK;
 }
 
@@ -884,6 +884,7 @@ static void measure(Sync *sync, double wait_start_ms) {
     stats->comm_exposed_ms = now_ms(sync) - wait_start_ms;
     if (sync->gather_ms > 0) {
         stats->comm_ms += sync->gather_ms;
+        stats->gather_exposed_ms = sync->need_ms;
         stats->comm_exposed_ms += sync->need_ms;
     }
     double error = sync->codec ? codec_measure(sync->codec) : 0;

@@ -81,11 +81,12 @@ static void clear(OpsContext *context, void *device, size_t bytes) {
 
 static double mean(OpsContext *context, const float *values, int count) {
     CudaOps *ops = cuda_of(context);
-    double sum = NAN, *device_sum = (double *)context->scratch;
+    double *device_sum = (double *)context->scratch;
+    ops->sum = NAN;
     LAUNCH(sum_kernel, 1, SUM_THREADS, 0, ops->stream, device_sum, values, count);
     CHECK_LAUNCH(ops);
-    download(context, &sum, device_sum, sizeof sum);
-    return sum / count;
+    download(context, &ops->sum, device_sum, sizeof ops->sum);
+    return ops->sum / count;
 }
 
 /* ---- a layer's pass as one ---- */

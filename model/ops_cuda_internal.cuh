@@ -28,6 +28,7 @@ struct CudaOps {
     GpuGraphs *graphs;   /* NULL unless cuda_ops_use_graphs */
     char *stage;         /* pinned, STAGE_BYTES: what uploads have not yet been taken from it */
     size_t stage_bytes;  /* used of it since the stream was last seen empty */
+    double sum;          /* mean's: its copy may arrive after a wait that failed */
 };
 
 static inline CudaOps *cuda_of(const OpsContext *context) { return (CudaOps *)context->state; }

@@ -12,7 +12,13 @@
  * output lies is not admitted. So a shape's bits are always the same. */
 #include "model/ops_cuda_internal.cuh"
 
+extern "C" {
+#include "base/clock.h"
+#include "base/random.h"
+}
+
 #include <cublasLt.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +26,8 @@ enum {
     PLANS = 512, /* a power of two; at most 3/4 are used */
     ALIGNED_BYTES_MAX = 16 /* no kernel needs more; what lies further apart by chance must not choose another */
 };
+
+static const double LEAST_S = 5e-3; /* of products that are timed */
 
 /* Compared and hashed as bytes, so padding is cleared. */
 typedef struct ShapeKey {
@@ -281,4 +289,52 @@ bool product(CudaOps *ops, const Product *p) {
     if (status != CUBLAS_STATUS_SUCCESS)
         gpu_fault(products->gpu, "a product of matrices", cublasLtGetStatusString(status));
     return true;
+}
+
+/* ---- how fast ---- */
+
+/* Numbers from -1 to 1, a block of them over and over: a card takes less power, and less time, for zeros. Their two
+ * halves are the same, so that they are such numbers as f32 and, twice as many, as bf16. */
+static void fill_at_random(const CudaOps *ops, char *memory, size_t bytes) {
+    enum { DRAWN = 1 << 16 };
+    static const size_t block = DRAWN * sizeof(uint32_t);
+    uint32_t *drawn = (uint32_t *)malloc(block), bits;
+    for (int i = 0; drawn && i < DRAWN; i++) {
+        float number = (float)(2 * random_uniform(1, 0, (uint64_t)i) - 1);
+        memcpy(&bits, &number, sizeof bits);
+        drawn[i] = (bits & 0xffff0000u) | bits >> 16;
+    }
+    for (size_t done = 0; drawn && done < bytes; done += block)
+        gpu_copy_in(ops->gpu, memory + done, drawn, bytes - done < block ? bytes - done : block);
+    gpu_finish(ops->gpu); /* a fault sticks */
+    free(drawn);
+}
+
+static double calls_s(CudaOps *ops, const Product *p, int calls) {
+    double start_s = clock_s();
+    for (int i = 0; i < calls; i++)
+        product(ops, p);
+    return gpu_finish(ops->gpu) == OK ? clock_s() - start_s : INFINITY;
+}
+
+double cuda_ops_product_flops_per_s(CudaOps *ops, int n) {
+    size_t bytes = (size_t)n * (size_t)n * ops->table.act_bytes;
+    char *memory = (char *)memory_alloc(gpu_memory(ops->gpu), 3 * bytes);
+    if (!memory)
+        return 0;
+    fill_at_random(ops, memory, 2 * bytes);
+    const Product square = {.out = memory + 2 * bytes,
+                            .out_stride = n,
+                            .rows = n,
+                            .columns = n,
+                            .depth = n,
+                            .left = plain(memory, n),
+                            .right = transposed(memory + bytes, n)};
+    calls_s(ops, &square, 1); /* loads kernels */
+    int calls = 1;
+    double took_s;
+    while ((took_s = calls_s(ops, &square, calls)) < LEAST_S)
+        calls *= 2;
+    memory_free(gpu_memory(ops->gpu), memory);
+    return 2.0 * n * n * n * calls / took_s;
 }

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WARM_UP_STEPS = 2 };
+enum { WARM_UP_STEPS = 2, SIDE_MAX = 8192 };
 
 static bool chosen(const char *choices, int index, const char *name) {
     return strcmp(option_choice(choices, index), name) == 0;
@@ -19,13 +19,13 @@ static bool chosen(const char *choices, int index, const char *name) {
 
 #ifdef HAVE_CUDA
 /* Says in the header which attention runs. */
-static void use_cudnn(Device *device) {
+static void use_cudnn(Device *device, bool deterministic) {
     const char *why = "";
     const Gpt2Config *m = &device->model;
-    bool used_cudnn = cuda_ops_use_cudnn(device->cuda_ops, true, device->options.max_B, device->options.max_T,
+    bool used_cudnn = cuda_ops_use_cudnn(device->cuda_ops, deterministic, device->options.max_B, device->options.max_T,
                                          m->channels, m->heads, &why);
     snprintf(device->attention, sizeof device->attention, "%s%s", used_cudnn ? "cuDNN" : "our own: ",
-             used_cudnn ? "" : why);
+             !used_cudnn ? why : deterministic ? "" : ", not deterministic");
 }
 
 /* Nothing on the GPU yet. */
@@ -34,7 +34,7 @@ static Status open_ops(Device *device, const Settings *settings) {
     TRY(cuda_ops_open(&device->cuda_ops, device->gpu, dtype));
     TRY(cuda_optim_create(&device->cuda_optim, device->gpu, NULL, (uint64_t)settings->run.seed));
     if (dtype == CUDA_BF16)
-        use_cudnn(device);
+        use_cudnn(device, settings->run.deterministic);
     if (settings->run.cuda_graphs)
         TRY(cuda_ops_use_graphs(device->cuda_ops));
     device->ops = cuda_ops(device->cuda_ops);
@@ -49,7 +49,7 @@ static Status open_gpu(Device *device, const Settings *settings, bool automatic,
         return OK;
     }
     if (gpu_open(&device->gpu, local_rank) != OK)
-        return automatic ? fault("%s; run.device=cpu does without", error_line()) : FAULT;
+        return fault("%s; run.device=cpu does without", error_line());
     device->kind = DEVICE_CUDA;
     device->memory = gpu_memory(device->gpu);
     device->power = gpu_power_open(gpu_pci(device->gpu));
@@ -62,6 +62,14 @@ static Status connect_gpu(Device *device, const float *params, int64_t elems) {
     TRY(cuda_ops_connect(device->cuda_ops, params, elems));
     cuda_optim_set_weights(device->cuda_optim, cuda_ops_weights(device->cuda_ops));
     return OK;
+}
+
+/* By products of our own matrices' kind: squares of the widest layer's side. */
+static void measure_peak(Device *device) {
+    int side = 4 * device->model.channels < SIDE_MAX ? 4 * device->model.channels : SIDE_MAX;
+    device->peak_tflops = 1e-12 * cuda_ops_product_flops_per_s(device->cuda_ops, side);
+    snprintf(device->peak_text, sizeof device->peak_text, "%.4g TFLOP/s, measured: %s products of %d x %d x %d",
+             device->peak_tflops, option_choice(train_dtypes, device->settings->train.dtype), side, side, side);
 }
 
 size_t device_bytes(const Device *device, int64_t elems, int batch) {
@@ -83,6 +91,7 @@ static Status connect_gpu(Device *device, const float *params, int64_t elems) {
     (void)device, (void)params, (void)elems;
     return OK;
 }
+static void measure_peak(Device *device) { (void)device; }
 size_t device_bytes(const Device *device, int64_t elems, int batch) {
     (void)device, (void)elems, (void)batch;
     return 0;
@@ -114,10 +123,21 @@ Status device_open(Device *device, const Settings *settings, const Gpt2Config *m
     if (device->kind != DEVICE_CUDA && !chosen(train_dtypes, settings->train.dtype, "f32"))
         return config_error(settings->config, "train.dtype", "%s needs a GPU, the device is: %s",
                             option_choice(train_dtypes, settings->train.dtype), device->text);
+    if (device->kind != DEVICE_CUDA && !settings->run.deterministic)
+        return config_error(settings->config, "run.deterministic", "expected yes: all else needs a GPU, the device is: "
+                            "%s", device->text);
     if (device->kind != DEVICE_CUDA && settings->run.cuda_graphs)
         return config_error(settings->config, "run.cuda_graphs", "expected no: they need a GPU, the device is: %s",
                             device->text);
     return OK;
+}
+
+static void find_peak(Device *device) {
+    device->peak_tflops = device->settings->run.peak_tflops;
+    if (device->peak_tflops > 0)
+        snprintf(device->peak_text, sizeof device->peak_text, "%.4g TFLOP/s, run.peak_tflops", device->peak_tflops);
+    else if (device->gpu)
+        measure_peak(device);
 }
 
 static void stamp_op(void *device, double *at_s) { device_stamp(device, at_s); }
@@ -125,6 +145,8 @@ static void stamp_op(void *device, double *at_s) { device_stamp(device, at_s); }
 Status device_connect(Device *device, const float *params, int64_t elems) {
     if (device->gpu)
         TRY(connect_gpu(device, params, elems));
+    if (device->root)
+        find_peak(device);
     if (device->root && device->settings->log.profile[0]) {
         device->profile_path = device->settings->log.profile;
         timed_ops_init(&device->timed, device->ops, timed_ops_profile, &device->profile);

@@ -16,6 +16,8 @@ typedef struct Device {
     DeviceKind kind;
     char text[512];          /* for the header: which, and for run.device=auto why not a GPU */
     char attention[256];     /* whose attention runs, "" where there is no choice */
+    double peak_tflops;      /* of a rank's device, from device_connect on; 0: not known */
+    char peak_text[96];      /* the same, and where from */
     const Ops *ops;          /* before device_connect for sizes only, after it for gpt2_create */
     const OptimOps *optim;   /* for adamw_create and norm_plan_create, after device_connect */
     const Allocator *memory; /* for its activations and all that it updates */

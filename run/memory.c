@@ -168,6 +168,8 @@ Status memory_explain(const Trainer *t, Status status, size_t later) {
     if (status != FAULT || !refuser)
         return status;
     bool on_gpu = t->device.gpu && refuser == gpu_memory(t->device.gpu);
+    if (on_gpu)
+        TRY(gpu_finish(t->device.gpu)); /* one that has failed gives nothing */
     available = on_gpu ? gpu_memory_free_bytes(t->device.gpu) : (size_t)machine_memory_available();
     size_t varying = batch_bytes(t, t->settings->train.batch), wanted = asked + later;
     if (wanted <= available)

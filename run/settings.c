@@ -24,11 +24,12 @@ const char train_recomputations[] = "no|gelu|norms|layers";
 static const Option run_options[] = {
     CHOICE(RunSettings, device, run_devices, "auto", "auto: a GPU where there is one, else cpu; replay: see [replay]"),
     BOOL(RunSettings, cuda_graphs, "no", "on a GPU: launch each layer's pass whole, which may save time of the host"),
+    BOOL(RunSettings, deterministic, "yes", "on a GPU, no: cuDNN's backward may be faster, last bits depend on timing"),
     INT(RunSettings, threads, 0, 4096, "0", "per rank; 0: the cores it is bound to. Others may give other last bits"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
     BOOL(RunSettings, resume, "no", "go on from the newest checkpoint in run.out, from the start when there is none"),
-    FLOAT(RunSettings, peak_tflops, 0, 1e6, "0", "peak of one rank's device, for MFU; 0: MFU is n/a"),
+    FLOAT(RunSettings, peak_tflops, 0, 1e6, "0", "peak of one rank's device, for MFU; 0: as measured on a GPU, else n/a"),
 };
 static const Option model_options[] = {
     INT(ModelSettings, layers, 1, 1024, "12", "transformer blocks"),

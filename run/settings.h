@@ -15,7 +15,7 @@ extern const char run_devices[], train_dtypes[], train_recomputations[]; /* alte
 
 typedef struct RunSettings {
     int device; /* index into run_devices */
-    bool cuda_graphs;
+    bool cuda_graphs, deterministic;
     int64_t threads, seed;
     char out[OPTION_TEXT];
     bool resume;

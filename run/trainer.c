@@ -97,7 +97,7 @@ static Status print_header(Trainer *t) {
         log_fact(t->log, "device", "%s", t->device.text);
     }
     TRY(placement_threads(t->comm, (int)s->run.threads, t->log));
-    if (t->rank == 0 && s->loop.ranks > 1 && strcmp(comm_transport_name(t->comm), "loop") != 0)
+    if (t->rank == 0 && s->loop.ranks > 1 && s->loop.ranks != t->ranks)
         log_warning(t->log, "loop.ranks = %lld is not looked at: the launcher started %d rank%s",
                     (long long)s->loop.ranks, t->ranks, t->ranks > 1 ? "s" : "");
     return outline_sync(t);
@@ -220,6 +220,8 @@ static Status open_log(Trainer *t) {
         return OK;
     char path[OPTION_TEXT + 16];
     snprintf(path, sizeof path, "%s/log.jsonl", t->settings->run.out);
+    if (t->device.peak_tflops > 0)
+        log_fact(t->log, "peak", "%s", t->device.peak_text);
     if (t->device.attention[0])
         log_fact(t->log, "attention", "%s", t->device.attention);
     if (t->ranks > 1)
@@ -266,7 +268,7 @@ Status trainer_save(Trainer *t) {
 /* Rank 0: the model, and what became of the run. */
 static Status finish(Trainer *t) {
     const Settings *s = t->settings;
-    char path[OPTION_TEXT + 16], mfu[32] = "n/a";
+    char path[OPTION_TEXT + 16], mfu[128] = "n/a";
     snprintf(path, sizeof path, "%s/model.bin", s->run.out);
     if (t->device.computes)
         TRY(checkpoint_write(path, &t->model_config, &t->table, t->params));
@@ -274,8 +276,9 @@ static Status finish(Trainer *t) {
         log_warning(t->log, "no profile: %s", error_line());
     double tokens_per_s = log_summary(t->log);
     double flops_per_s = tokens_per_s * gpt2_flops_per_token(&t->model_config, (int)s->train.seq_len);
-    if (s->run.peak_tflops > 0)
-        snprintf(mfu, sizeof mfu, "%.1f %%", 1e-10 * flops_per_s / s->run.peak_tflops / t->ranks);
+    if (t->device.peak_tflops > 0)
+        snprintf(mfu, sizeof mfu, "%.1f %% of %s", 1e-10 * flops_per_s / t->device.peak_tflops / t->ranks,
+                 t->device.peak_text);
     sync_table_print(t->sync);
     if (t->device.computes)
         log_fact(t->log, "compute", "%.1f GFLOP/s, MFU %s", 1e-9 * flops_per_s, mfu);

@@ -17,7 +17,7 @@ for argument; do
     case \$argument in
     --plan) exec $PWD/$BUILD/train "\$@" ;;
     run.device=cuda) arguments+=(run.device=cpu) ;;
-    train.dtype=* | run.cuda_graphs=yes | comm.transport=nccl) ;;
+    train.dtype=* | run.cuda_graphs=yes | run.deterministic=no | comm.transport=nccl) ;;
     *) arguments+=("\$argument") ;;
     esac
 done

@@ -5,6 +5,7 @@
 . "$(dirname "$0")/script.sh"
 . tests/device_cases.sh
 gpu="CPU as a GPU, sm_90, 16.0 GiB"
+driver="\(this build needs a driver for CUDA 1[0-9]\)" cpu="run.device=cpu does without"
 
 expect 0 "device  *$gpu, f32$"
 expect 0 "device  *$gpu, bf16$" run.device=cuda train.dtype=bf16
@@ -12,26 +13,26 @@ expect 0 "device  *$gpu, tf32$" loop.ranks=3 train.dtype=tf32
 expect 0 "device  *cpu$" run.device=cpu
 expect 2 "train.dtype: bf16 needs a GPU, the device is: cpu$" run.device=cpu train.dtype=bf16
 export CUDART_FAIL=cudaSetDevice:1:46
-expect 1 "^train: GPU 0, $gpu: in use exclusively by another process; .*CUDA_VISIBLE_DEVICES$" run.device=cuda
+expect 1 "^train: GPU 0, $gpu: in use exclusively by another process; .*CUDA_VISIBLE_DEVICES; run.device=cpu does without$" run.device=cuda
 expect 1 "CUDA_VISIBLE_DEVICES; run.device=cpu does without$" run.device=auto
 export CUDART_FAIL=cudaFree:1:2
-expect 1 "^train: GPU 0, $gpu: its memory is full; .*CUDA_VISIBLE_DEVICES$" run.device=cuda
+expect 1 "^train: GPU 0, $gpu: its memory is full; .*CUDA_VISIBLE_DEVICES; run.device=cpu does without$" run.device=cuda
 unset CUDART_FAIL
 export CUDART_ARCH=75
-expect 1 "^train: GPU 0, CPU as a GPU, sm_75, 16.0 GiB: this program needs sm_80 \(Ampere\) or newer$" run.device=cuda
+expect 1 "^train: GPU 0, CPU as a GPU, sm_75, 16.0 GiB: this program needs sm_80 \(Ampere\) or newer; name another GPU in CUDA_VISIBLE_DEVICES; $cpu$" run.device=cuda
 unset CUDART_ARCH
 export CUDART_MEMORY_MIB=64
 expect 2 "^train: each rank needs .* of its GPU's memory, .* are free for it; train.batch=1 does not fit either; lower train.seq_len" run.device=cuda
 unset CUDART_MEMORY_MIB
 export CUDART_DRIVER=11020
-expect 1 "^train: no GPU was found: the NVIDIA driver is too old for this build$" run.device=cuda
+expect 1 "^train: no GPU was found: the NVIDIA driver is too old for this build; update it $driver; $cpu$" run.device=cuda
 expect 0 "device  *no GPU was found: the NVIDIA driver is too old for this build, cpu$"
 export CUDART_DRIVER=0
-expect 1 "^train: no GPU was found: no NVIDIA driver$" run.device=cuda
+expect 1 "^train: no GPU was found: no NVIDIA driver; install one $driver; $cpu$" run.device=cuda
 unset CUDART_DRIVER
 export CUDART_DEVICES=0
 expect 0 "device  *no GPU was found: none is visible to this process, cpu$"
-expect 1 "^train: no GPU was found: none is visible to this process$" run.device=cuda
+expect 1 "^train: no GPU was found: none is visible to this process; see what CUDA_VISIBLE_DEVICES and nvidia-smi say $driver; $cpu$" run.device=cuda
 
 # ---- several ranks ----
 
@@ -76,17 +77,20 @@ NCCL_FAIL=ncclGroupEnd:1:3:7 stopped "^train: rank [0-3]: NCCL, all-reduce: $slo
 CUDART_LATE=1 NCCL_FAIL=kernel:1:3:7 stopped "^train: rank [0-3]: NCCL, [a-zA-Z -]*: $slow.*; node 0, .*step [1-6]$" $four comm.timeout_s=2
 CUDART_LATE=1 NCCL_FAIL=kernel:1:4:7 stopped "^train: rank [0-3]: NCCL, [a-zA-Z -]*: $slow" $four comm.timeout_s=2 optim.zero=1
 
-# A GPU fails, at once or while streams are late: in a kernel, in a copy of gradients to the host, in waiting for them.
+# A GPU fails, at once or while streams are late: in a kernel, in a copy of gradients to the host, in waiting for them, in
+# zeroing new memory.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 # a GPU that has failed gives nothing back
 for late in 0 1; do
     export CUDART_LATE=$late
     for transport in loop nccl; do
         CUDART_FAIL=cudaLaunchKernel@1:60:700 stopped "^train: rank 1: .*illegal memory access" $four comm.transport=$transport
-        CUDART_FAIL=cudaStreamSynchronize@1:7:700 stopped "^train: rank 1: .*illegal memory access" $four comm.transport=$transport
+        for call in 7 40; do
+            CUDART_FAIL=cudaStreamSynchronize@1:$call:700 stopped "^train: rank 1: .*illegal memory access" $four comm.transport=$transport
+        done
     done
     CUDART_FAIL=cudaLaunchHostFunc@2:3:2 stopped "^train: rank 2: GPU 2, $gpu: cudaLaunchHostFunc" $four comm.transport=loop
 done
-for call in 6 7; do # of the two streams, one that does not stick: what was asked for goes on behind it
+for call in 26 28; do # of the two streams, one that does not stick: what was asked for goes on behind it
     CUDART_FAIL=cudaStreamSynchronize@1:$call:2 stopped "^train: rank 1: GPU 1, $gpu: .*: out of memory$" $four comm.transport=loop
 done
 unset CUDART_LATE

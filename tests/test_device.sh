@@ -17,6 +17,7 @@ fi
 expect 0 "device  *cpu$" run.device=cpu
 expect 2 "^train: command line: train.dtype: bf16 needs a GPU, the device is: cpu$" run.device=cpu train.dtype=bf16
 expect 2 "^train: command line: train.dtype: tf32 needs a GPU, the device is: .*cpu$" train.dtype=tf32
+expect 2 "run.deterministic: expected yes: all else needs a GPU, the device is: .*cpu$" run.deterministic=no
 expect 0 "device  *replay$" run.device=replay replay.forward_ms=1 replay.backward_ms=2
 expect 2 "train.dtype: bf16 needs a GPU, the device is: replay$" run.device=replay replay.forward_ms=1 \
     replay.backward_ms=2 train.dtype=bf16

@@ -74,6 +74,8 @@ refused "log.profile: expected a file of its own, found that of model.init" mode
 refused "log.trace: expected a file of its own, found a data shard" log.trace="$work/t_train_000000.bin"
 refused "log.trace: expected a file in a folder that is there" log.trace="$work/none/trace"
 refused "log.trace: expected a regular file, or none, to write to, found /dev/null" log.trace=/dev/null
+ln -s "$work/help" "$work/link"
+refused "log.trace: expected a regular file, or none, to write to, found $work/link" log.trace="$work/link"
 refused "run.out: expected another folder than that of model.init" model.init="$work/out/model.bin" run.out="$work/out"
 mkdir "$work/mine"
 cp "$work/t_train_000000.bin" "$work/mine/model_train_000000.bin" # not a checkpoint without its state

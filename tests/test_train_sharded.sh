@@ -35,6 +35,26 @@ train split 4 loop comm.ranks_per_node=2 train.global_batch=744
 paste <(values joined loss) <(values split loss) |
     awk '{ d = $1 - $2; if (NF != 2 || !(d * d <= 1e-10 * $1 * $1)) exit 1 }' || fail "split_embedding changes the loss"
 
+echo "- what waits for parameters is exposed communication and no part of forward: the parts of a step are its whole"
+# parts NAME: each step of the log, and the closing table
+parts() {
+    paste <(values $1 step_ms) <(values $1 forward_ms) <(values $1 backward_ms) <(values $1 update_ms) \
+        <(values $1 comm_exposed_ms) | awk 'NF != 5 || !($2 >= 0 && $3 >= 0 && $4 >= 0 && $5 >= 0) ||
+            !($2 + $3 + $4 + $5 <= $1) { exit 1 }' && [ "$(values $1 step_ms | wc -l)" = 4 ] &&
+        awk '$NF == "%" && /^  (forward|backward|comm exposed|update|other|total) / {
+                ms = $(NF - 3); if ($1 == "total") total = ms; else { sum += ms; rows++ } if (!(ms >= 0)) bad = 1 }
+            END { d = sum - total; exit bad || rows != 5 || !(d * d < 0.1) }' "$work/$1.log" ||
+        fail "$1: the parts of a step" "$work/$1/log.jsonl" "$work/$1.log"
+}
+slow="run.device=replay replay.forward_ms=10 replay.backward_ms=20 train.steps=4 comm.ranks_per_node=2
+    loop.gb_per_s_between=0.01 comm.verify_every=0 train.val_every=0"
+for split in yes no; do
+    train parts.$split 4 loop $slow optim.zero=1 comm.split_embedding=$split
+    parts parts.$split
+done
+train parts.whole 4 loop $slow train.global_batch=744
+parts parts.whole
+
 echo "- compressed: the same bits with other buckets, overlap, processes; resume is exact, shards or not"
 for compress in "bf16" "int8" "int4" "topk comm.topk_density=0.1" "int8 comm.compress_scope=all" "int8 optim.zero=1"; do
     set -- comm.compress=$compress comm.ranks_per_node=2 comm.warmup_steps=2 train.save_every=6 train.keep=3
