@@ -110,6 +110,31 @@ done
 [ ! -e "$work/none" ] || fail "what is refused writes something"
 bench/speedup --help | grep -q -- '--hostfile FILE' || fail "speedup --help"
 
+echo "- bench/speedup and bench/accuracy: their tables and bars"
+# In a tree of its own, whose out/ is not the user's and whose text is there
+mkdir -p "$work/tree/data" "$work/tree/build"
+ln -s "$PWD/bench" "$PWD/configs" "$PWD/tests" "$work/tree"
+ln -s "$(realpath "$BUILD/prepare")" "$work/tree/build"
+ln -s "$(realpath "$TRAIN")" "$work/tree/train"
+for part in train val; do
+    for file in "$work/t_$part"_*.bin; do cp "$file" "$work/tree/data/prose_bytes_${file##*/t_}"; done
+done
+# table NAME ROWS BARS HEADER
+table() {
+    [ "$(head -1 "$work/$1.csv")" = "$4" ] && [ "$(wc -l <"$work/$1.csv")" = $(($2 + 1)) ] ||
+        fail "$1.csv" "$work/$1.csv" "$work/log"
+    [ "$(grep -cE '^\| .* \| .* \| (ok|MISSED) \|$' "$work/$1.md")" = "$3" ] || fail "$1: bars" "$work/$1.md"
+}
+timeout 100 "$work/tree/bench/speedup" --ranks-per-node 1 --rate 10gbit --repeats 1 --steps 3 --flat 1 \
+    --cases '^all with int8$' --out "$work" >"$work/log" 2>&1 || fail "speedup: exit $?" "$work/log"
+table speedup 5 5 case,ranks,nodes,speedup,step_ms,comm_ms,exposed_ms,bytes_inter,bytes_intra,predicted_ms
+nothing_left speedup
+"$work/tree/bench/accuracy" --short --only '@(f32|int8).1' train.batch=1 train.val_batches=2 >"$work/log" 2>&1 ||
+    fail "accuracy: exit $?" "$work/log"
+cp "$work/tree/out/accuracy_short/accuracy".{csv,md} "$work"
+table accuracy 2 1 \
+    case,start,error_feedback,seed,steps,val_loss,difference_percent,volume_percent,gain_last_quarter_percent
+
 echo "- killed"
 set -m # groups of their own, to which Ctrl-C goes
 for signal in INT TERM KILL; do
