@@ -4,7 +4,7 @@
 . "$(dirname "$0")/script.sh"
 program=$BUILD/allreduce
 collectives='naive ring tree reduce_scatter hierarchical leader'
-keys='algorithm compress ranks nodes bytes time_us algbw_gb_per_s busbw_gb_per_s wrong predicted_us cpu_s_per_gb'
+keys='algorithm compress ranks nodes bytes time_us algbw_gb_per_s busbw_gb_per_s wrong predicted_us cpu_s_per_gb of_bound'
 
 complain() { fail "$1" "$work/output" "$work/errors"; }
 
@@ -22,8 +22,11 @@ expect_json() {
     [ "$(sort -u <<<"$found")" = "$keys" ] || complain "other keys than $keys"
     [ "$(grep -c "\"compress\": \"none\", \"ranks\": $2, \"nodes\": $3, .*\"wrong\": 0, " "$work/output")" = "$1" ] ||
         complain "ranks, nodes or wrong elements"
-    # what MPI's own take no formula predicts
-    ! sed '/"algorithm": "i*\(allreduce\|native\)"/s/"predicted_us": null//' "$work/output" | grep -q null ||
+    # what MPI's own take no formula predicts, nor what they send; without link between nodes nothing has a bound
+    local without='"algorithm": "\(iallreduce\|native\)"'
+    [ "$3" = 1 ] || ! grep -q '"algorithm": "link"' "$work/output" && without=.
+    ! sed '/"algorithm": "\(iallreduce\|native\)"/s/"predicted_us": null//
+        '"/$without/"'s/"of_bound": null//' "$work/output" | grep -q null ||
         complain "a value is missing"
 }
 
@@ -34,9 +37,10 @@ sorted() { printf '%s\n' "$@" | sort | paste -sd' '; }
 for shape in '2 0 1' '3 1 3' '4 2 2' '5 3 2' '5 1,4 2'; do
     read -r ranks per_node nodes <<<"$shape"
     start "$program" --loop-ranks "$ranks" --ranks-per-node "$per_node" -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
-    expect_json 18 "$ranks" "$nodes"
+    link=$([ "$nodes" = 1 ] || echo link)
+    expect_json $((18 + 3 * ${#link} / 4)) "$ranks" "$nodes"
     # shellcheck disable=SC2086
-    [ "$(algorithms)" = "$(sorted $collectives)" ] || complain "algorithms on $shape"
+    [ "$(algorithms)" = "$(sorted $collectives $link)" ] || complain "algorithms on $shape"
 done
 
 start "$program" --loop-ranks 2 -b 4K -e 4K -n 3 --algorithm tree,link
@@ -44,7 +48,7 @@ start "$program" --loop-ranks 2 -b 4K -e 4K -n 3 --algorithm tree,link
 grep -q '^# 2 ranks on 1 node, cores .*transport loop; inside a node .* GB/s; add .* GB/s, copy' "$work/output" ||
     complain "header"
 columns='size \(B\) +count +algorithm +compress +ratio +time \(us\) +'
-columns+='algbw \(GB/s\) +busbw \(GB/s\) +#wrong +predicted \(us\) +CPU s/GB'
+columns+='algbw \(GB/s\) +busbw \(GB/s\) +#wrong +predicted \(us\) +CPU s/GB +of bound'
 grep -qE "^ *$columns" "$work/output" || complain "columns"
 [ "$(grep -cE '^ *4096 +1024 +(tree|link) +none +1.00 .* 0 ' "$work/output")" = 2 ] || complain "rows"
 
@@ -55,11 +59,22 @@ start "$program" --loop-ranks 4 --ranks-per-node 2 -b 8 -e 8 -n 2 --algorithm hi
 expect_json 1 4 2
 [ "$(algorithms)" = leader ] || complain "--leader"
 
+# between nodes the bound is that of the bytes: 7/4 of link's for a ring of 2x4 ranks, 1 for hierarchical; bars
+start "$program" --loop-ranks 8 --ranks-per-node 4 -b 512K -e 4M -f 8 -n 1 -w 0 --algorithm hierarchical,ring,link --json
+awk -F '[:,]' '{ gsub(/["{} ]/, ""); bound = $12 * $24; if ($2 == "link") link[$10] = bound; else share[$2 " " $10] = bound }
+    END { for (size = 524288; size <= 4194304; size *= 8) {
+        ring = share["ring " size] / link[size]; hierarchical = share["hierarchical " size] / link[size]
+        if (!(ring > 1.749 && ring < 1.751 && hierarchical > 0.999 && hierarchical < 1.001)) exit 1 } }' "$work/output" ||
+    complain "of_bound"
+[ "$(grep -cE '^# hierarchical and ring, of bound, .* \| [0-9.]+ \| (ok|MISSED)$' "$work/errors")" = 1 ] || complain "bars"
+start "$program" --loop-ranks 2 --ranks-per-node 1 -b 16M -e 16M -n 1 -w 0 --compress int8 --algorithm hierarchical,link
+grep -qE "^# f32's bound over .* at least 3\.3 \| [0-9.]+ \| (ok|MISSED)$" "$work/output" || complain "int8's bar"
+
 # compressed between two nodes: within the format's bound; sizes that cut blocks
 for compress in bf16 int8 int4 topk int8_tensor; do
     start "$program" --loop-ranks 5 --ranks-per-node 3 -b 4 -e 40012 -f 100 -n 2 -w 1 --json --compress $compress \
         --algorithm all
-    [ "$code" = 0 ] && [ "$(grep -c '"wrong": 0,' "$work/output")" = 9 ] || complain "$compress: exit code $code"
+    [ "$code" = 0 ] && [ "$(grep -c '"wrong": 0,' "$work/output")" = 12 ] || complain "$compress: exit code $code"
     [ "$(grep -c "\"compress\": \"$compress\"" "$work/output")" = 9 ] || complain "$compress: rows that compress"
     grep -qx '# left out, because they always send f32: naive, native, ring, tree' "$work/errors" ||
         complain "$compress: nothing says what is left out"
@@ -106,9 +121,10 @@ else
         read -r ranks per_node nodes <<<"$shape"
         start mpirun --oversubscribe -n "$ranks" "$program" --ranks-per-node "$per_node" \
             -b 8 -e 32K -f 64 -n 2 -w 1 -c 1 --json
-        expect_json 24 "$ranks" "$nodes"
+        link=$([ "$nodes" = 1 ] || echo link)
+        expect_json $((24 + 3 * ${#link} / 4)) "$ranks" "$nodes"
         # shellcheck disable=SC2086
-        [ "$(algorithms)" = "$(sorted native iallreduce $collectives)" ] || complain "algorithms under mpirun on $shape"
+        [ "$(algorithms)" = "$(sorted native iallreduce $collectives $link)" ] || complain "algorithms under mpirun on $shape"
     done
     for name in allreduce overlap; do
         start mpirun --oversubscribe --mca btl ^tcp -n 2 "$BUILD/$name" --help # tcp may complain of the network

@@ -1,7 +1,8 @@
 #!/bin/bash
 # bench/cluster: training on two emulated nodes gives the bits of one node with the same grouping; exit codes pass
 # through; one line for what is refused; nothing is left after success, failure, Ctrl-C, SIGTERM and kill -9; a link
-# that is cut for a second only delays the run. Called by `make test` with BUILD, TRAIN and MPI set.
+# that is cut for a while only delays a run, and for good ends it with one line; bench/speedup and bench/accuracy write
+# their tables. Called by `make test` with BUILD, TRAIN and MPI set.
 . "$(dirname "$0")/script.sh"
 needs_mpi
 command -v pgrep >/dev/null || skip 'there is no pgrep'
@@ -21,14 +22,17 @@ nothing_left() {
 }
 
 echo "- two nodes against one with the same grouping"
-tiny model.context=32 train.seq_len=32 train.batch=2 train.steps=6 comm.calibrate=yes
-shape="$work/t.cfg comm.algorithm=hierarchical comm.bucket_bytes=20K comm.verify_every=1"
+prose
+shape="configs/demo.cfg data.train=$work/t_train_*.bin data.val=$work/t_val_*.bin train.global_batch=2048 train.steps=6
+    train.val_every=0 train.sample_every=0 comm.algorithm=hierarchical comm.bucket_bytes=200K comm.verify_every=1"
+set -f # the program looks for the data
 # shellcheck disable=SC2086
 mpirun --oversubscribe -n 4 "$TRAIN" $shape comm.ranks_per_node=2 run.out="$work/one" >"$work/log" 2>&1 ||
     { fail "one node"; cat "$work/log"; }
 # shellcheck disable=SC2086
 timeout 60 bench/cluster --nodes 2 --ranks-per-node 2 -- "$TRAIN" $shape run.out="$work/two" >"$work/log" 2>&1 ||
     { fail "two nodes: exit $?"; cat "$work/log"; }
+set +f
 grep -q '4 on 2 nodes over mpi' "$work/log" || fail "two nodes: MPI does not see them: $(head -5 "$work/log")"
 losses() { grep -o '"loss":[^,]*' "$work/$1/log.jsonl"; }
 [ "$(losses one | wc -l)" = 6 ] && [ "$(losses one)" = "$(losses two)" ] || fail "other losses on two nodes"
@@ -106,9 +110,35 @@ done
 [ ! -e "$work/none" ] || fail "what is refused writes something"
 bench/speedup --help | grep -q -- '--hostfile FILE' || fail "speedup --help"
 
+echo "- bench/speedup and bench/accuracy: their tables and bars"
+# In a tree of its own, whose out/ is not the user's and whose text is there
+mkdir -p "$work/tree/data" "$work/tree/build"
+ln -s "$PWD/bench" "$PWD/configs" "$PWD/tests" "$work/tree"
+ln -s "$(realpath "$BUILD/prepare")" "$work/tree/build"
+ln -s "$(realpath "$TRAIN")" "$work/tree/train"
+for part in train val; do
+    for file in "$work/t_$part"_*.bin; do cp "$file" "$work/tree/data/prose_bytes_${file##*/t_}"; done
+done
+# table NAME ROWS BARS HEADER
+table() {
+    [ "$(head -1 "$work/$1.csv")" = "$4" ] && [ "$(wc -l <"$work/$1.csv")" = $(($2 + 1)) ] ||
+        fail "$1.csv" "$work/$1.csv" "$work/log"
+    [ "$(grep -cE '^\| .* \| .* \| (ok|MISSED) \|$' "$work/$1.md")" = "$3" ] || fail "$1: bars" "$work/$1.md"
+}
+timeout 100 "$work/tree/bench/speedup" --ranks-per-node 1 --rate 10gbit --repeats 1 --steps 3 --flat 1 \
+    --cases '^all with int8$' --out "$work" >"$work/log" 2>&1 || fail "speedup: exit $?" "$work/log"
+table speedup 5 5 case,ranks,nodes,speedup,step_ms,comm_ms,exposed_ms,bytes_inter,bytes_intra,predicted_ms
+nothing_left speedup
+"$work/tree/bench/accuracy" --short --only '@(f32|int8).1' train.batch=1 train.val_batches=2 >"$work/log" 2>&1 ||
+    fail "accuracy: exit $?" "$work/log"
+cp "$work/tree/out/accuracy_short/accuracy".{csv,md} "$work"
+table accuracy 2 1 \
+    case,start,error_feedback,seed,steps,val_loss,difference_percent,volume_percent,gain_last_quarter_percent
+
 echo "- killed"
 set -m # groups of their own, to which Ctrl-C goes
 for signal in INT TERM KILL; do
+    [ $signal = INT ] && [ -n "$(trap -p INT)" ] && continue # ignored by whoever started this: nobody can take it
     bench/cluster --ranks-per-node 1 -- sh -c "touch $work/\$(hostname).\$PPID; sleep 300 # $mark" >/dev/null 2>&1 &
     cluster=$!
     for ((i = 0; i < 100 && $(ls "$work" | grep -c '^node[01]\.') < 2; i++)); do sleep 0.1; done
@@ -129,5 +159,23 @@ timeout 60 bench/cluster --ranks-per-node 1 --down 1:1.2:1 -- "$BUILD/allreduce"
 grep -q 'node1 is cut off' "$work/err" && grep -q 'node1 is back' "$work/err" && grep -q ' ring .* 0 ' "$work/out" ||
     fail "cut: $(cat "$work/err" "$work/out")"
 nothing_left cut
+
+echo "- a link that is cut in mid-step of a training run, for two seconds and for good"
+tiny model.context=32 train.seq_len=32 train.batch=2 train.steps=20 comm.algorithm=hierarchical comm.timeout_s=30
+train uncut 2 mpi comm.ranks_per_node=1
+# cut_run NAME DOWN ARGUMENTS...: a step takes 0.25 s on this link
+cut_run() {
+    timeout 60 bench/cluster --ranks-per-node 1 --rate 5mbit --down "$2" -- "$TRAIN" "$work/t.cfg" run.out="$work/$1" \
+        "${@:3}" >"$work/log" 2>&1
+}
+cut_run delayed 1:2:2 || fail "delayed: exit $?" "$work/log"
+grep -q 'node1 is cut off' "$work/log" && grep -q 'node1 is back' "$work/log" || fail "delayed" "$work/log"
+[ "$(losses uncut | wc -l)" = 20 ] && [ "$(losses delayed)" = "$(losses uncut)" ] || fail "delayed: other losses"
+nothing_left delayed
+cut_run cut 1:3:ever train.steps=1000 comm.timeout_s=2
+[ $? = 1 ] || fail "cut for good: not exit 1" "$work/log"
+line='^train: rank 0: no answer from rank 1 for 2 s (comm.timeout_s), node 1: bucket [0-9]* of step [0-9]* waits$'
+[ "$(grep -c '^train: ' "$work/log")" = 1 ] && grep -q "$line" "$work/log" || fail "cut for good" "$work/log"
+nothing_left 'cut for good'
 
 finish
