@@ -386,7 +386,8 @@ static void test_error_bounds(void **state) {
     static const int64_t sizes[] = {129, 4097, 20011};
     for (int turn = 0; turn < 3 * 3 * CODERS * 2 * 2; turn++)
         for (int s = 0; s < 3; s++)
-            check_run(place_named(shapes[s]), &(Run){.collective = compressing[turn % 3], .coder = &coders[turn / 3 % CODERS],
+            check_run(place_named(shapes[s]), &(Run){.collective = compressing[turn % 3],
+                                                     .coder = &coders[turn / 3 % CODERS],
                                                      .every_hop = turn / (3 * CODERS) % 2, .offset = PADDING,
                                                      .elems = sizes[turn / (3 * CODERS * 4)], .bounds = true,
                                                      .one_rank_each = turn / (3 * CODERS * 2) % 2});
