@@ -5,7 +5,7 @@
  * For every size the algorithms take turns, iteration by iteration, so that all see the same machine; each turn begins
  * with another one. An iteration: fill, barrier, all-reduce in the calling thread, on memory that the node's ranks
  * share, compare every element. --help explains the columns; the cost model predicts from the links as calibrated
- * before each size, on arrays of that size, and knows nothing of --compress.
+ * before each size, on arrays of that size; with --compress once more, by the codec.
  *
  * native is bare MPI_Allreduce, without the barrier that goes ahead of it in training. link goes in one large message
  * per rank. Between nodes it is part of "all", and is measured once more ahead of everything, at the largest size: the
@@ -64,7 +64,7 @@ typedef struct Bench {
     Contender contenders[CONTENDERS_MAX];
     int count;
     bool skipped; /* all-reduces that do not compress were left out of "all" */
-    LinkCosts costs;
+    LinkCosts costs, coded_costs; /* without and with the codec, where there is one */
     const Compressor *compressor; /* NULL: all that travels is f32 */
     Codec *codec;  /* owned, over one large matrix; NULL: nothing is compressed */
     LinkRing ring; /* of the link that is measured: between nodes, on one node between ranks */
@@ -301,11 +301,10 @@ static Status measure_link(Bench *bench) {
 
 static double predict_s(const Bench *bench, const Contender *contender, int64_t elems) {
     LinkClass class = comm_nodes(bench->comm) > 1 ? BETWEEN : INSIDE;
-    if (codec_of(bench, contender->collective))
-        return NAN;
+    const LinkCosts *costs = codec_of(bench, contender->collective) ? &bench->coded_costs : &bench->costs;
     if (!contender->collective)
         return bench->costs.latency_s[class] + bench->costs.s_per_byte[class] * (double)elems * sizeof(float);
-    return contender->collective->predict_s(&bench->comm->world, elems, &bench->costs);
+    return contender->collective->predict_s(&bench->comm->world, elems, costs);
 }
 
 /* MPI does not say what it sends. */
@@ -397,6 +396,8 @@ static Status measure_sizes(Bench *bench) {
     for (int64_t bytes = options->minbytes; bytes <= options->maxbytes; bytes *= options->stepfactor) {
         int64_t elems = bytes / (int64_t)sizeof(float);
         TRY(calibrate(bench->comm->transport, NULL, bytes, &bench->costs));
+        if (bench->codec)
+            TRY(calibrate(bench->comm->transport, bench->codec, bytes, &bench->coded_costs));
         TRY(measure_size(bench, elems));
         for (int i = 0; i < bench->count; i++)
             TRY(combine(bench, &bench->contenders[i]));

@@ -76,6 +76,7 @@ for compress in bf16 int8 int4 topk int8_tensor; do
         --algorithm all
     [ "$code" = 0 ] && [ "$(grep -c '"wrong": 0,' "$work/output")" = 12 ] || complain "$compress: exit code $code"
     [ "$(grep -c "\"compress\": \"$compress\"" "$work/output")" = 9 ] || complain "$compress: rows that compress"
+    ! grep -q null "$work/output" || complain "$compress: a value is missing"
     grep -qx '# left out, because they always send f32: naive, native, ring, tree' "$work/errors" ||
         complain "$compress: nothing says what is left out"
 done
