@@ -251,7 +251,7 @@ accuracy: deps ## what each compressor costs in loss: a table and a plot in out/
 
 # ---- measurements ----
 .PHONY: speedup
-speedup: deps ## the speed-up of every idea on an emulated cluster of 2 x 4 ranks: out/speedup, 8 minutes
+speedup: deps ## the speed-up of every idea on an emulated cluster of 2 x 4 ranks: out/speedup, 9 minutes
 	@$(MAKE) --no-print-directory BUILD=build TRAIN=train all
 	@bench/speedup
 

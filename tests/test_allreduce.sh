@@ -108,6 +108,21 @@ refuse '--compress int8: ring always sends f32' --loop-ranks 2 --ranks-per-node 
 # build/compressors: a row for each compressor and kind of data; what it does not know
 start "$BUILD/compressors" --mib 1 --iters 1 --json
 [ "$code" = 0 ] && [ "$(grep -c '"nmse": ' "$work/output")" = 14 ] || complain "compressors: exit code $code"
+# and on the gradients of a run, where the errors have to be as small as the formats promise
+tiny train.seq_len=32 train.batch=8 train.steps=5
+start "$BUILD/compressors" --mib 1 --iters 1 --json --config "$work/t.cfg" --steps 1,5
+row_keys='compressor data encode_gb_per_s decode_add_gb_per_s memcpy_gb_per_s ratio nmse '
+[ "$code" = 0 ] && [ "$(grep -c '"data": "step [15]"' "$work/output")" = 14 ] &&
+    [ "$(grep -oE '"[a-z_]+": ' "$work/output" | tr -d '":\n' | grep -oF "$row_keys" | wc -l)" = 28 ] ||
+    complain "compressors --config: exit code $code"
+# COMPRESSOR RATIO NMSE: at least and at most, in steps 1 and 5
+while read -r name ratio nmse; do
+    sed -n "s/.*\"compressor\": \"$name\", \"data\": \"step.*\"ratio\": \([^,]*\), \"nmse\": \([^,]*\),.*/\1 \2/p" "$work/output" |
+        awk -v ratio="$ratio" -v nmse="$nmse" '$1 >= ratio && $2 > 0 && $2 <= nmse { good++ } END { exit good != 2 }' ||
+        complain "compressors: $name on real gradients"
+done <<<'bf16 2.0 4e-6
+int8 3.9 5e-4
+int4 7.5 6e-2'
 for words in "-z|command line: expected section.key=value, found '-z'" "--zzz|unknown option '--zzz'; --help lists" \
     "model.layers=2|command line: model.layers=2: needs --config" "--config=none|none: cannot read" "--steps=5,x|--steps: expected rising numbers"; do
     start "$BUILD/compressors" "${words%%|*}"

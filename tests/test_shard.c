@@ -3,6 +3,9 @@
 #include "tests/check.h"
 #include "tests/sync_world.h"
 
+#include "comm/collective/collective.h"
+#include "optim/adamw.h"
+
 #include <time.h>
 
 enum { STEPS = 3, VOCAB = 211, WIDTH = 130, TOKENS = 24 };
@@ -14,6 +17,8 @@ typedef struct ShardCase {
     bool sharded;
     float *result;       /* f32[STEPS][elems]: each rank writes what it owns; without shards, rank 0 all */
     int64_t owned[16];   /* values */
+    size_t moments[16];  /* bytes */
+    int buckets;
     double bytes[STEPS]; /* sent by all ranks */
 } ShardCase;
 
@@ -81,8 +86,11 @@ static Status run_shard_rank(Comm *comm, void *user) {
     Sync *sync = NULL;
     Status status = sync_create(&sync, comm, &test->config, &setup);
     bool tells = status == OK && test->sharded && comm_rank(comm) == 0;
-    for (int rank = 0; tells && rank < comm_ranks(comm); rank++)
+    for (int rank = 0; tells && rank < comm_ranks(comm); rank++) {
         test->owned[rank] = shard_elems(sync_shard(sync, rank));
+        test->moments[rank] = adamw_bytes(&table, sync_shard(sync, rank));
+        test->buckets = sync_bucket_count(sync);
+    }
     for (int step = 0; step < STEPS && status == OK; step++)
         status = shard_step(comm, sync, test, &table, grads, params, step);
     if (status == OK)
@@ -134,6 +142,31 @@ static void test_shards(void **state) {
             assert_true(parts.bytes[1] == whole.bytes[1] && parts.bytes[2] == whole.bytes[2]);
             free(whole.result);
             free(parts.result);
+        }
+    param_table_free(&table);
+}
+
+/* Each rank sends the parts of its gradient that others own, then its own part of the parameters to each other rank:
+ * 2 (N - 1) / N * 4 * elems bytes a rank, as f32; and to each other rank its scale, f32, once a bucket. A rank's two
+ * moments are 1/N of all, but for a bucket's parts, which end on whole blocks, and the optimizer's list of runs. */
+static void test_bytes_and_memory(void **state) {
+    (void)state;
+    ParamTable table;
+    sync_table_make(&table);
+    for (int ranks = 1; ranks <= 5; ranks++)
+        for (int plan = 0; plan < 4; plan++) {
+            char settings[256];
+            snprintf(settings, sizeof settings, "loop.ranks=%d comm.ranks_per_node=%d comm.bucket_bytes=%s "
+                     "comm.algorithm=reduce_scatter", ranks, plan % 2, plan < 2 ? "1G" : "64K");
+            ShardCase test = shard_case(settings, true, table.elems);
+            for (int step = 1; step < STEPS; step++) /* the first one has nothing to gather */
+                assert_close(test.bytes[step], ranks * (2.0 * (ranks - 1) / ranks * 4 * (double)table.elems) +
+                                                   4.0 * ranks * (ranks - 1) * test.buckets, 0.5);
+            for (int rank = 0; rank < ranks; rank++) {
+                assert_close((double)test.owned[rank], (double)table.elems / ranks, test.buckets * CHUNK_ALIGN_ELEMS);
+                assert_in_range(test.moments[rank], 8 * test.owned[rank], 8 * test.owned[rank] + 4096);
+            }
+            free(test.result);
         }
     param_table_free(&table);
 }
@@ -429,8 +462,8 @@ static void test_split_embedding(void **state) {
     param_table_free(&table);
 }
 
-static const struct CMUnitTest tests[] = {cmocka_unit_test(test_shards), cmocka_unit_test(test_refused),
-                                          cmocka_unit_test(test_predicted_step),
+static const struct CMUnitTest tests[] = {cmocka_unit_test(test_shards), cmocka_unit_test(test_bytes_and_memory),
+                                          cmocka_unit_test(test_refused), cmocka_unit_test(test_predicted_step),
                                           cmocka_unit_test(test_split_embedding)};
 
 CHECK_MAIN(tests)
