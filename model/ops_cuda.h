@@ -45,8 +45,8 @@ bool cuda_ops_use_cudnn(CudaOps *ops, bool deterministic, int B, int T, int C, i
  * (base/gpu_graph.h). Before the table is used. */
 Status cuda_ops_use_graphs(CudaOps *ops);
 
-/* What products of n x n matrices reach, for a few ms, in memory that is given back; 0: there is none, or they fail. Behind
- * cuda_ops_connect. */
+/* What products of n x n matrices reach, for a few ms, in memory that is given back; 0: there is none, or they fail.
+ * Behind cuda_ops_connect. */
 double cuda_ops_product_flops_per_s(CudaOps *ops, int n);
 
 /* bf16[elems], the weights as products see them, for whoever updates params; NULL unless dtype is bf16. */

@@ -29,7 +29,7 @@ static const Option run_options[] = {
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
     BOOL(RunSettings, resume, "no", "go on from the newest checkpoint in run.out, from the start when there is none"),
-    FLOAT(RunSettings, peak_tflops, 0, 1e6, "0", "peak of one rank's device, for MFU; 0: as measured on a GPU, else n/a"),
+    FLOAT(RunSettings, peak_tflops, 0, 1e6, "0", "of one rank's device, for MFU; 0: as measured on a GPU, else n/a"),
 };
 static const Option model_options[] = {
     INT(ModelSettings, layers, 1, 1024, "12", "transformer blocks"),
