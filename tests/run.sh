@@ -4,6 +4,7 @@
 # how long one may take.
 # test_cuda_* of $BUILD use a GPU where there is one; those of $EMULATED, a build folder, run on the CPU.
 set -u
+[ -z "$(trap -p INT)" ] || exec env --default-signal=INT "$0" "$@" # a shell's background: Ctrl-C would be ignored
 cd "$(dirname "$0")/.." || exit 1
 export BUILD=${BUILD:-build} MPI=${MPI:-1} TRAIN=${TRAIN:-./train} EMULATED=${EMULATED:-}
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
