@@ -16,7 +16,8 @@
  * so up to `window` units travel while one is added, across the ends of steps: the links do not wait for sums. What unit
  * u sends is what unit u - K left; window <= K, so it is there. A place for what arrives is named earlier, once unit
  * u - places is complete: a member that is ahead sends before this one has come as far, and MPI copies twice what it has
- * no place for. places <= K too, so what is gathered overwrites only what has left. */
+ * no place for. places <= K too, so what is gathered overwrites only what has left. A device does one group after the
+ * other: there what a unit sends and receives is one group, or all would wait for what nobody has sent yet. */
 #include "comm/collective/collective.h"
 #include "comm/collective/cost.h"
 #include "comm/collective/topology.h"
@@ -36,6 +37,7 @@ typedef struct Ring {
     int size, self, to, from;
     float *data, *arrivals; /* f32[places][segment_elems] */
     int64_t elems, segment_elems, segments, window, places;
+    bool together; /* a unit is one group */
     float scale;
     Phases *phases;
     Ticket sends[WINDOW_MAX], receives[PLACES_MAX];
@@ -51,9 +53,18 @@ static int64_t longest_chunk(int size, int64_t elems) {
     return longest;
 }
 
-static int64_t segment_elems_of(int64_t chunk) { return least(chunk, SEGMENT_ELEMS); }
+static int64_t segment_elems_of(const Group *group, int64_t chunk) {
+    bool on_host = group->transport->vector->on_host;
+    return least(chunk, on_host ? SEGMENT_ELEMS : most(SEGMENT_ELEMS, chunk / WINDOW_MAX)); /* a device: few and large */
+}
 
-static int64_t segments_of(int64_t chunk) { return (chunk + SEGMENT_ELEMS - 1) / SEGMENT_ELEMS; }
+static int64_t segments_of(const Group *group, int64_t chunk) {
+    return chunk > 0 ? (chunk - 1) / segment_elems_of(group, chunk) + 1 : 0;
+}
+
+static int64_t places_of(const Group *group, int64_t chunk) {
+    return least(segments_of(group, chunk), group->transport->vector->on_host ? PLACES_MAX : WINDOW_MAX);
+}
 
 static Ring ring_of(const Group *group, const Payload *payload) {
     int64_t chunk = longest_chunk(group->size, payload->elems);
@@ -65,10 +76,11 @@ static Ring ring_of(const Group *group, const Payload *payload) {
                   .data = payload->data,
                   .arrivals = payload->scratch,
                   .elems = payload->elems,
-                  .segment_elems = segment_elems_of(chunk),
-                  .segments = segments_of(chunk),
-                  .window = least(segments_of(chunk), WINDOW_MAX),
-                  .places = least(segments_of(chunk), PLACES_MAX),
+                  .segment_elems = segment_elems_of(group, chunk),
+                  .segments = segments_of(group, chunk),
+                  .window = least(segments_of(group, chunk), WINDOW_MAX),
+                  .places = places_of(group, chunk),
+                  .together = !group->transport->vector->on_host,
                   .scale = payload->scale,
                   .phases = payload->phases};
 }
@@ -94,11 +106,17 @@ static float *arrival(const Ring *ring, int64_t unit) {
 }
 
 /* Empty segments do not travel. */
-static void receive_unit(Ring *ring, int64_t unit) {
+static void name_receive(Ring *ring, int64_t unit) {
     Slice in = arriving(ring, unit);
-    transport_group_begin(ring->transport);
     if (in.elems > 0)
         transport_recv(ring->transport, ring->from, arrival(ring, unit), (size_t)in.elems * sizeof(float));
+}
+
+static void receive_unit(Ring *ring, int64_t unit) {
+    if (ring->together)
+        return;
+    transport_group_begin(ring->transport);
+    name_receive(ring, unit);
     ring->receives[unit % ring->places] = transport_group_start(ring->transport);
 }
 
@@ -111,7 +129,11 @@ static void send_unit(Ring *ring, int64_t unit) {
     transport_group_begin(ring->transport);
     if (out.elems > 0)
         transport_send(ring->transport, ring->to, ring->data + out.start, (size_t)out.elems * sizeof(float));
-    ring->sends[unit % ring->window] = transport_group_start(ring->transport);
+    if (ring->together)
+        name_receive(ring, unit);
+    Ticket ticket = ring->sends[unit % ring->window] = transport_group_start(ring->transport);
+    if (ring->together)
+        ring->receives[unit % ring->places] = ticket;
 }
 
 /* The youngest unit keeps the transport moving. */
@@ -136,7 +158,7 @@ static int next_of(const Group *group, int member, int step) {
 static int64_t ring_scratch_elems(const Group *group, int64_t elems, const Codec *codec) {
     (void)codec;
     int64_t chunk = longest_chunk(group->size, elems);
-    return least(segments_of(chunk), PLACES_MAX) * segment_elems_of(chunk);
+    return places_of(group, chunk) * segment_elems_of(group, chunk);
 }
 
 static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts *costs) {
@@ -146,7 +168,7 @@ static double ring_predict_s(const Group *group, int64_t elems, const LinkCosts 
         return 0;
     double shifts_s = steps * cost_shift_s(group, costs, next_of, 0, chunk), add_s = chunk * costs->add_s_per_byte;
     double adds_s = steps * cost_work_s(costs, add_s, topology.largest * add_s);
-    double pieces = topology.nodes > 1 ? steps * (double)segments_of(longest_chunk(group->size, elems)) : 1;
+    double pieces = topology.nodes > 1 ? steps * (double)segments_of(group, longest_chunk(group->size, elems)) : 1;
     return shifts_s + cost_overlap_s(shifts_s, adds_s, pieces);
 }
 

@@ -151,7 +151,9 @@ Status transport_group_end(Transport *transport); /* start and wait */
 /* A device's memory. Vector operations then join the transport's lane, and messages lanes beside it: a group travels when
  * all that was in the lane as it started is done, and what joins the lane after group_wait finds what it brought, and may
  * write to what it sent. So group_wait returns at once; group_test says that a group is complete when it was waited for,
- * not before. On the host there is no lane: mark, follow and flush do nothing, call calls and stamp fills in at once.
+ * not before. A group ends only when all before it on the same link have: one that receives what a peer sends in a later
+ * one than its own such group waits for ever. On the host there is no lane: mark, follow and flush do nothing, call calls
+ * and stamp fills in at once.
  *     mark    by the thread that computes: what it has asked its device for so far
  *     follow  what joins the lane from now on waits for the last mark of that number
  *     call    fn is called when all that is in the lane now is done
