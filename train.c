@@ -195,8 +195,8 @@ static Status train(Trainer *t) {
 static Status run_rank(Comm *comm, void *settings) {
     Trainer trainer = {.settings = settings, .comm = comm, .rank = comm_rank(comm), .ranks = comm_ranks(comm)};
     Status status = train(&trainer);
-    if (trainer.rank == 0 && status != FAULT) /* which may be that other ranks got the signal first */
-        interrupt_end();
+    if (trainer.rank == 0 && (status != FAULT || comm_outcome_shared(comm)))
+        interrupt_end(); /* not where one rank fails: it may be that others got the signal first */
     trainer_destroy(&trainer);
     return status;
 }

@@ -291,6 +291,8 @@ Status comm_agree(Comm *comm, Status status) {
     return error_restore(agreed, named);
 }
 
+bool comm_outcome_shared(const Comm *comm) { return comm->outcome_shared; }
+
 /* Each lane is a chain of bijections, and so is their combination. */
 uint64_t comm_hash(const void *data, size_t bytes) {
     enum { LANES = 4, WORD = 8 };

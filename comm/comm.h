@@ -118,6 +118,9 @@ Status comm_barrier(Comm *comm);
  * unless all ranks failed on their input. Call after steps that may fail on some ranks only. */
 Status comm_agree(Comm *comm, Status status);
 
+/* Whether every rank returns the last failure, so that none is left to say more. */
+bool comm_outcome_shared(const Comm *comm);
+
 /* FAULT naming the ranks unless data u8[bytes] is identical on all ranks. */
 Status comm_verify(Comm *comm, const void *data, size_t bytes, const char *what);
 

@@ -35,7 +35,7 @@ static bool outcome_shared_by_processes;
 /* A failure that only this rank knows gets its name, unless it is alone. */
 static Status run_rank(Comm *comm, RankMain *rank_main, void *user) {
     Status status = rank_main(comm, user);
-    if (status == OK || comm->outcome_shared || comm_ranks(comm) == 1)
+    if (status == OK || comm_outcome_shared(comm) || comm_ranks(comm) == 1)
         return status;
     char line[1024];
     snprintf(line, sizeof line, "rank %d: %s", comm_rank(comm), error_line());
@@ -151,7 +151,7 @@ static Status run_processes(Transport *transport, const CommConfig *config, cons
     if (created == OK)
         created = config->transport == TRANSPORT_LOOP ? run_loop(config, loop, rank_main, user)
                                                       : run_process(comm, config, rank_main, user);
-    outcome_shared_by_processes = created == OK || transport->ranks == 1 || (comm && comm->outcome_shared);
+    outcome_shared_by_processes = created == OK || transport->ranks == 1 || (comm && comm_outcome_shared(comm));
     comm_destroy(comm);
     return created;
 }
