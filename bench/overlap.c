@@ -392,7 +392,7 @@ static Status set_rate(Bench *bench) {
     return OK;
 }
 
-/* What auto means for all but small buckets (comm/sync.c). */
+/* What auto means for all but small buckets (comm/plan.c). */
 static const char *algorithm_of(const Settings *settings) {
     const char *name = option_choice(comm_algorithms, settings->comm.algorithm);
     if (strcmp(name, "auto") != 0)

@@ -1,5 +1,5 @@
 /* The plan of gradient synchronisation: what leaves in which order, by which collective. A pure function of the
- * table, the configuration and the topology, so alike on every rank; sync.c compares a hash of it first. */
+ * table, the configuration and the topology, so alike on every rank; sync_create.c compares a hash of it first. */
 #ifndef COMM_PLAN_H
 #define COMM_PLAN_H
 

@@ -12,203 +12,37 @@
  * Under the forward pass the comm thread exchanges token ids and gathers sharded parameters, in the order in which
  * forward needs them.
  *
- * A single rank neither copies nor scales, and has no comm thread. Allocates nothing after sync_create. */
+ * A single rank neither copies nor scales, and has no comm thread. A step allocates nothing: sync_create.c has built
+ * all that it uses. */
+#include "comm/sync_internal.h"
+
 #include "comm/bound.h"
-#include "comm/calibrate.h"
-#include "comm/calibrate_gpu.h"
 #include "comm/collective/cost.h"
-#include "comm/lookup.h"
-#include "comm/plan.h"
-#include "comm/residual.h"
 
 #include "base/clock.h"
 #include "base/gpu_range.h"
 
 #include <assert.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-struct Sync {
-    /* set once */
-    Comm *comm; /* borrowed */
-    SyncSetup setup;
-    CommConfig config;
-    Codec *codec;  /* owned; NULL without compression */
-    Lookup lookup; /* vocab 0: the embedding has one gradient */
-    bool calibrated;
-    LinkCosts costs;
-    const Collective *timed; /* what costs.timed_s is of, or NULL */
-    char links[256];
-    Shard *shards; /* [ranks], owned; NULL unless sharded */
-    pthread_mutex_t lock;
-    pthread_cond_t changed; /* a bucket became ready, or one of the flags below changed */
-    pthread_cond_t gathered; /* a bucket's parameters arrived, or gathering failed */
-    /* set by a plan, between steps */
-    Plan plan;
-    float *scratch; /* owned: enough for every bucket */
-    /* any thread */
-    atomic_uchar *marked; /* [gradient_count], owned: in this step */
-    atomic_int *missing;  /* [plan.count], owned: gradients not yet marked */
-    atomic_uchar *stale;  /* [plan.count], owned: parameters on their way */
-    atomic_uchar rows_stale; /* the embedding's rows of this step are on their way */
-    double *ready_s;      /* [gradient_count + 1], owned: stamped by whoever marks it; the last: by sync_wait */
-    atomic_int current;   /* the bucket that was begun last in this step, -1: none yet */
-    /* under lock */
-    bool released;  /* buckets may leave: from the start with overlap, else from sync_wait on */
-    bool waited;    /* backward is over: the lookup's rows may leave */
-    bool cancelled; /* sync_wait found a gradient missing */
-    bool gather_failed;
-    bool embedded; /* forward has read the embedding's rows: peers may write the matrix */
-    double need_ms;            /* sync_need and sync_forward_end waited so long, in this step */
-    BucketStats *bucket_stats; /* [plan.count + 1], owned; the comm thread's in its job */
-    /* between steps */
-    int64_t step; /* syncs begun so far */
-    bool forward, begun; /* a begin waits for its end */
-    bool dirty;          /* sharded parameters were updated and not gathered */
-    bool copied;         /* residuals are where other ranks have them too */
-    double begin_s, gather_ms;
-    double forward_s;            /* sync_forward_begin was called; 0: it was not, in this step */
-    int64_t bytes_intra, bytes_inter; /* the transport's counters when the step began */
-    SyncStats stats;
-    BucketStats *sums; /* [plan.count + 1], owned: of `measured` steps, the first left out */
-    double compute_ms, backward_ms; /* of those steps too: without waiting */
-    int64_t measured;
-};
-
-static float mean_scale(const Sync *sync) { return 1.0f / (float)comm_ranks(sync->comm); }
-
-static bool alone(const Sync *sync) { return comm_ranks(sync->comm) == 1; }
 
 /* Marks of what computing has been asked for; those of buckets are their numbers. */
 static int update_mark(const Sync *sync) { return sync->plan.count; }
 static int rows_mark(const Sync *sync) { return sync->plan.count + 1; }     /* the lookup's gradient */
 static int embedded_mark(const Sync *sync) { return sync->plan.count + 2; } /* forward has read the embedding */
 
-/* ---- building ---- */
-
-static void free_planned(Sync *sync) {
-    plan_destroy(&sync->plan);
-    memory_free(sync->comm->scratch_memory, sync->scratch);
-    free(sync->missing);
-    free(sync->stale);
-    free(sync->bucket_stats);
-    free(sync->sums);
+/* The order of buckets under backward: the head's are ready first if the lookup has rows of its own, else last. */
+static int reduced_bucket(const Sync *sync, int i) {
+    int shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
+    return (i + shift) % sync->plan.count;
 }
 
-static size_t scratch_bytes(const Sync *sync) { return ((size_t)sync->plan.scratch_elems + 1) * sizeof(float); }
+/* Under forward: from the last bucket to the first, as forward needs them. The embedding's matrix is first of all,
+ * unless its rows go ahead; then it is the last, and waits until forward has read them. */
+static int gathered_bucket(const Sync *sync, int i) { return reduced_bucket(sync, sync->plan.count - 1 - i); }
 
-/* What depends on the plan, without its scratch. */
-static Status build_plan(Sync *sync) {
-    TRY(plan_create(&sync->plan, sync->comm, &sync->config, &sync->setup, sync->codec));
-    size_t count = (size_t)sync->plan.count + 1;
-    sync->missing = calloc(count, sizeof *sync->missing);
-    sync->stale = calloc(count, sizeof *sync->stale);
-    sync->bucket_stats = calloc(count, sizeof *sync->bucket_stats);
-    sync->sums = calloc(count, sizeof *sync->sums);
-    sync->measured = 0;
-    sync->compute_ms = sync->backward_ms = 0;
-    if (!sync->missing || !sync->stale || !sync->bucket_stats || !sync->sums)
-        return fault("no memory on the host for %d buckets", sync->plan.count);
-    return OK;
-}
-
-static Status take_scratch(Sync *sync) {
-    sync->scratch = memory_alloc(sync->comm->scratch_memory, scratch_bytes(sync));
-    return sync->scratch ? OK : fault("out of memory: gradients on their way take %.2f GB",
-                                      1e-9 * (double)scratch_bytes(sync));
-}
-
-static Status build_codec(Sync *sync) {
-    const CommConfig *config = &sync->config;
-    const Compressor *compressor = plan_compressor(config);
-    CompressorOptions options = {.density = config->topk_density, .bf16_values = config->topk_values == 1};
-    bool ring = config->requantise != 0;
-    if (!plan_compresses(sync->comm, config))
-        return OK;
-    return codec_create(&sync->codec, sync->setup.table, compressor, &options, config->compress_scope == 1,
-                        config->error_feedback && !ring);
-}
-
-/* All slices of all buckets that a rank owns. */
-static int64_t owned_slices(const Sync *sync, int rank, Slice *slices) {
-    int64_t count = 0;
-    for (int b = 0; b < sync->plan.count; b++) {
-        const Bucket *bucket = &sync->plan.buckets[b];
-        Slice *at = slices ? slices + count : NULL;
-        int64_t more = sync->plan.collectives[b]->owned(&sync->comm->world, rank, bucket->offset, bucket->elems, at);
-        for (int64_t i = 0; at && i < more; i++)
-            at[i].start += bucket->offset;
-        count += more;
-    }
-    return count;
-}
-
-static Status build_shards(Sync *sync) {
-    if (!sync->setup.sharded)
-        return OK;
-    int ranks = comm_ranks(sync->comm);
-    sync->shards = calloc((size_t)ranks, sizeof *sync->shards);
-    for (int rank = 0; sync->shards && rank < ranks; rank++) {
-        int64_t count = alone(sync) ? 1 : owned_slices(sync, rank, NULL);
-        Slice *slices = calloc((size_t)count + 1, sizeof *slices);
-        sync->shards[rank] = (Shard){slices, (int)count};
-        if (!slices)
-            return fault("no memory for the owners of %d buckets", sync->plan.count);
-        slices[0] = (Slice){0, sync->setup.table->elems};
-        if (!alone(sync))
-            owned_slices(sync, rank, slices);
-    }
-    return sync->shards ? OK : fault("no memory for %d shards", ranks);
-}
-
-/* All but large arrays. */
-static Status build(Sync *sync) {
-    pthread_mutex_init(&sync->lock, NULL);
-    pthread_cond_init(&sync->changed, NULL);
-    pthread_cond_init(&sync->gathered, NULL);
-    size_t gradients = (size_t)sync->setup.table->gradient_count + 1;
-    sync->ready_s = calloc(gradients, sizeof *sync->ready_s);
-    sync->marked = calloc(gradients, sizeof *sync->marked);
-    if (!sync->marked || !sync->ready_s)
-        return fault("no memory for %d gradients", sync->setup.table->gradient_count);
-    TRY(build_codec(sync));
-    TRY(build_plan(sync));
-    return build_shards(sync);
-}
-
-/* Of the plan's collectives those that no formula predicts: one at most. On the gradient, before it holds any. */
-static Status time_plan(Sync *sync) {
-    int64_t elems = 0;
-    for (int b = 0; b < sync->plan.count; b++)
-        if (sync->plan.collectives[b]->timed && sync->plan.buckets[b].elems > elems) {
-            sync->timed = sync->plan.collectives[b];
-            elems = sync->plan.buckets[b].elems;
-        }
-    Payload array = {.data = sync->setup.grads, .elems = sync->setup.table->elems, .scale = mean_scale(sync),
-                     .scratch = sync->scratch};
-    return sync->timed ? calibrate_collective(&sync->comm->world, sync->timed, &array, elems, &sync->costs) : OK;
-}
-
-static Status take_memory(Sync *sync) {
-    if (sync->codec && comm_on_gpu(sync->comm))
-        TRY(codec_use_gpu(sync->codec, sync->comm->gpu, sync->comm->device->lane));
-    return take_scratch(sync);
-}
-
-static Status calibrate_job(void *argument) {
-    Sync *sync = argument;
-    int64_t bytes = sync->setup.table->elems * (int64_t)sizeof(float);
-    if (comm_on_gpu(sync->comm))
-        return calibrate_gpu(sync->comm, sync->codec, bytes, &sync->costs);
-    TRY(calibrate(sync->comm->transport, sync->codec, bytes, &sync->costs));
-    return time_plan(sync);
-}
-
-/* ---- predictions ---- */
+/* ---- what buckets should take ---- */
 
 static double predicted_ms(const Sync *sync, const Collective *collective, int64_t elems, const LinkCosts *costs) {
     bool known = sync->calibrated && (!collective->timed || collective == sync->timed);
@@ -219,7 +53,7 @@ static double predicted_half_ms(const Sync *sync, const Collective *collective, 
     return sync->calibrated ? 1e3 * collective->predict_half_s(&sync->comm->world, elems, &sync->costs, gather) : NAN;
 }
 
-static void predict(Sync *sync) {
+void sync_predict_buckets(Sync *sync) {
     for (int b = 0; b < sync->plan.count; b++) {
         const Bucket *bucket = &sync->plan.buckets[b];
         const Collective *collective = sync->plan.collectives[b];
@@ -241,248 +75,6 @@ static void predict_rows(Sync *sync, int64_t elems) {
     stats->elems = elems;
     stats->predicted_ms = predicted_ms(sync, sync->plan.lookup, elems, &dense);
     stats->gather_predicted_ms = stats->predicted_ms + predicted_half_ms(sync, &collective_reduce_scatter, ids, true);
-}
-
-/* The order of buckets under backward: the head's are ready first if the lookup has rows of its own, else last. */
-static int reduced_bucket(const Sync *sync, int i) {
-    int shift = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets;
-    return (i + shift) % sync->plan.count;
-}
-
-/* Under forward: from the last bucket to the first, as forward needs them. The embedding's matrix is first of all,
- * unless its rows go ahead; then it is the last, and waits until forward has read them. */
-static int gathered_bucket(const Sync *sync, int i) { return reduced_bucket(sync, sync->plan.count - 1 - i); }
-
-static double gather_exposed_ms(const Sync *sync, BoundArrival *arrivals) {
-    int count = 0, head = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets; /* those that the lookup reads whole */
-    BucketStats rows = sync_bucket_mean(sync, sync->plan.count);
-    if (sync->lookup.vocab)
-        arrivals[count++] = (BoundArrival){.need_ms = rows.needed_ms, .duration_ms = rows.gather_predicted_ms};
-    for (int i = 0; i < sync->plan.count; i++) {
-        int b = gathered_bucket(sync, i);
-        BucketStats bucket = sync_bucket_mean(sync, b);
-        arrivals[count++] = (BoundArrival){.need_ms = b < head ? rows.needed_ms : bucket.needed_ms,
-                                           .duration_ms = bucket.gather_predicted_ms};
-    }
-    return bound_gather_ms(arrivals, count);
-}
-
-static double reduce_exposed_ms(const Sync *sync, BoundBucket *buckets, double backward_ms) {
-    int count = sync_bucket_count(sync);
-    for (int i = 0; i < count; i++) {
-        BucketStats bucket = sync_bucket_mean(sync, i < sync->plan.count ? reduced_bucket(sync, i) : i);
-        buckets[i] = (BoundBucket){.ready_ms = sync->config.overlap ? bucket.ready_ms : backward_ms,
-                                   .duration_ms = bucket.predicted_ms};
-    }
-    return bound_exposed_ms(buckets, count, backward_ms);
-}
-
-SyncPrediction sync_predict(const Sync *sync) {
-    SyncPrediction prediction = {NAN, NAN, NAN};
-    size_t count = (size_t)sync->plan.count + 1;
-    BoundBucket *buckets = calloc(count, sizeof *buckets);
-    BoundArrival *arrivals = calloc(count, sizeof *arrivals);
-    if (sync->calibrated && sync->measured > 0 && buckets && arrivals) {
-        double steps = (double)sync->measured;
-        prediction.compute_ms = sync->compute_ms / steps;
-        prediction.gather_exposed_ms = sync->setup.sharded ? gather_exposed_ms(sync, arrivals) : 0;
-        prediction.reduce_exposed_ms = reduce_exposed_ms(sync, buckets, sync->backward_ms / steps);
-    }
-    free(arrivals);
-    free(buckets);
-    return prediction;
-}
-
-/* ---- creating ---- */
-
-/* What must be the same on every rank before the first message. */
-static Status compare_plans(Sync *sync) {
-    return comm_verify(sync->comm, &sync->plan.hash, sizeof sync->plan.hash, "plan of gradient synchronisation");
-}
-
-static Status measure_links(Sync *sync) {
-    sync->calibrated = sync->config.calibrate;
-    if (!sync->calibrated) {
-        snprintf(sync->links, sizeof sync->links, "not measured (comm.calibrate = no)");
-        return OK;
-    }
-    TRY(engine_call(sync->comm->engine, calibrate_job, sync));
-    calibrate_text(&sync->costs, sync->links, sizeof sync->links);
-    return OK;
-}
-
-Status sync_check(const Comm *comm, const CommConfig *config, bool sharded) {
-    return plan_check(comm, config, sharded);
-}
-
-static Status begin_create(Sync **result, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
-    Sync *sync = *result = calloc(1, sizeof *sync);
-    if (!sync)
-        return fault("no memory for gradient synchronisation");
-    sync->comm = comm;
-    sync->setup = *setup;
-    sync->config = *config;
-    return build(sync);
-}
-
-Status sync_create(Sync **result, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
-    Status status = begin_create(result, comm, config, setup);
-    Sync *sync = *result;
-    if (status == OK)
-        status = take_memory(sync);
-    TRY(comm_agree(comm, status));
-    if (alone(sync))
-        return OK;
-    TRY(compare_plans(sync));
-    if (setup->vocab) /* its rows are born in shared memory: every rank is here */
-        TRY(comm_agree(comm, lookup_create(&sync->lookup, comm, setup, sync_shard(sync, comm_rank(comm)))));
-    TRY(measure_links(sync));
-    predict(sync);
-    return OK;
-}
-
-/* The host's residuals come as they are first written, current ones and new ones: of the terms that this rank encodes, on
- * each hop, and of the sums that it owns. */
-static size_t host_residual_bytes(const Sync *sync) {
-    int64_t elems = sync->setup.table->elems, inside = sync->config.leader ? 1 : comm_local_ranks(sync->comm);
-    int64_t between = elems / inside, owned = between / comm_nodes(sync->comm);
-    int64_t terms = between + (sync->config.compress_scope == 1 && inside > 1 ? elems : 0);
-    return 2 * (size_t)(terms + owned) * sizeof(float);
-}
-
-static SyncOutline outline_of(Sync *sync) {
-    SyncOutline outline = {.bytes = scratch_bytes(sync)};
-    if (sync->codec && comm_on_gpu(sync->comm))
-        outline.bytes += codec_gpu_bytes(sync->codec);
-    else if (sync->codec && sync->codec->error_feedback)
-        outline.bytes += host_residual_bytes(sync);
-    if (sync->shards) { /* the caller's from now on */
-        outline.shard = sync->shards[comm_rank(sync->comm)];
-        sync->shards[comm_rank(sync->comm)] = (Shard){0};
-    }
-    snprintf(outline.plan, sizeof outline.plan, "%s", sync->plan.text);
-    snprintf(outline.warning, sizeof outline.warning, "%s", sync->plan.warning);
-    return outline;
-}
-
-Status sync_outline(SyncOutline *outline, Comm *comm, const CommConfig *config, const SyncSetup *setup) {
-    Sync *sync;
-    Status status = begin_create(&sync, comm, config, setup);
-    *outline = status == OK ? outline_of(sync) : (SyncOutline){0};
-    sync_destroy(sync);
-    return status;
-}
-
-/* A rank gives up in the middle of a step: its comm thread ends with the bucket it is at. The line of why stays. */
-static void leave_step(Sync *sync) {
-    char line[1024];
-    if (alone(sync) || !(sync->begun || sync->forward))
-        return;
-    snprintf(line, sizeof line, "%s", error_line());
-    pthread_mutex_lock(&sync->lock);
-    sync->cancelled = true;
-    pthread_cond_signal(&sync->changed);
-    pthread_mutex_unlock(&sync->lock);
-    error_restore(engine_wait(sync->comm->engine), line);
-}
-
-void sync_destroy(Sync *sync) {
-    if (!sync)
-        return;
-    leave_step(sync);
-    for (int rank = 0; sync->shards && rank < comm_ranks(sync->comm); rank++)
-        free((Slice *)sync->shards[rank].slices);
-    free(sync->shards);
-    lookup_destroy(&sync->lookup);
-    codec_destroy(sync->codec);
-    free_planned(sync);
-    free(sync->marked);
-    free(sync->ready_s);
-    pthread_cond_destroy(&sync->gathered);
-    pthread_cond_destroy(&sync->changed);
-    pthread_mutex_destroy(&sync->lock);
-    free(sync);
-}
-
-const char *sync_plan(const Sync *sync) { return sync->plan.text; }
-void sync_resume(Sync *sync, int64_t step) { sync->step = step; }
-
-/* ---- residuals ---- */
-
-typedef struct ResidualJob {
-    Sync *sync;
-    int array;
-    float *data;
-} ResidualJob;
-
-static Status gather_residuals_job(void *argument) {
-    Sync *sync = argument;
-    TRY(codec_hold(sync->codec));
-    TRY(residual_gather(sync->comm, sync->codec));
-    return codec_release(sync->codec);
-}
-
-/* Idempotent until a step is committed. */
-static Status copy_residuals(Sync *sync) {
-    if (!sync->codec || sync->copied)
-        return OK;
-    TRY(engine_call(sync->comm->engine, gather_residuals_job, sync));
-    codec_forget_new(sync->codec);
-    sync->copied = true;
-    return OK;
-}
-
-Status sync_replan(Sync *sync, const CommConfig *config) {
-    assert(!sync->begun && !sync->forward && !sync->setup.sharded);
-    assert(config->compress == sync->config.compress && config->requantise == sync->config.requantise);
-    if (!alone(sync))
-        TRY(copy_residuals(sync));
-    free_planned(sync);
-    sync->scratch = NULL;
-    sync->missing = NULL;
-    sync->stale = NULL;
-    sync->bucket_stats = sync->sums = NULL;
-    sync->config = *config;
-    Status status = build_plan(sync);
-    TRY(comm_agree(sync->comm, status == OK ? take_scratch(sync) : status));
-    if (alone(sync))
-        return OK;
-    predict(sync);
-    return compare_plans(sync);
-}
-
-int sync_residuals(const Sync *sync) { return sync->codec ? residual_arrays(sync->comm, sync->codec) : 0; }
-
-const char *sync_residual_name(const Sync *sync, int i, char name[32]) {
-    ResidualArray array = residual_array(sync->comm, sync->codec, i);
-    memcpy(name, array.name, 32);
-    return name;
-}
-
-static Status fetch_job(void *argument) {
-    ResidualJob *job = argument;
-    Codec *codec = job->sync->codec;
-    TRY(codec_hold(codec));
-    TRY(residual_fetch(job->sync->comm, codec, job->array, job->data));
-    return codec_release(codec);
-}
-
-Status sync_residual_fetch(Sync *sync, int i, float *data) {
-    TRY(copy_residuals(sync));
-    return engine_call(sync->comm->engine, fetch_job, &(ResidualJob){sync, i, data});
-}
-
-static Status restore_job(void *argument) {
-    ResidualJob *job = argument;
-    Codec *codec = job->sync->codec;
-    TRY(codec_hold(codec));
-    TRY(residual_restore(job->sync->comm, codec, job->array, job->data));
-    return codec_release(codec);
-}
-
-Status sync_residual_restore(Sync *sync, int i, const float *data) {
-    sync->copied = true;
-    return engine_call(sync->comm->engine, restore_job, &(ResidualJob){sync, i, (float *)data});
 }
 
 /* ---- the comm thread: under forward ---- */
@@ -930,7 +522,7 @@ void sync_commit(Sync *sync) {
     sync->copied = false;
 }
 
-const Shard *sync_shard(const Sync *sync, int rank) { return sync->shards ? &sync->shards[rank] : NULL; }
+/* ---- statistics ---- */
 
 SyncStats sync_stats(const Sync *sync) { return sync->stats; }
 int sync_bucket_count(const Sync *sync) {
@@ -955,4 +547,45 @@ BucketStats sync_bucket_mean(const Sync *sync, int b) {
 
 double sync_ready_ms(const Sync *sync, int gradient) { return 1e3 * (sync->ready_s[gradient] - sync->begin_s); }
 double sync_begin_s(const Sync *sync) { return sync->begin_s; }
-const char *sync_links(const Sync *sync) { return sync->links; }
+
+/* ---- what a step should take ---- */
+
+static double gather_exposed_ms(const Sync *sync, BoundArrival *arrivals) {
+    int count = 0, head = sync->lookup.count > 0 ? 0 : sync->plan.head_buckets; /* those that the lookup reads whole */
+    BucketStats rows = sync_bucket_mean(sync, sync->plan.count);
+    if (sync->lookup.vocab)
+        arrivals[count++] = (BoundArrival){.need_ms = rows.needed_ms, .duration_ms = rows.gather_predicted_ms};
+    for (int i = 0; i < sync->plan.count; i++) {
+        int b = gathered_bucket(sync, i);
+        BucketStats bucket = sync_bucket_mean(sync, b);
+        arrivals[count++] = (BoundArrival){.need_ms = b < head ? rows.needed_ms : bucket.needed_ms,
+                                           .duration_ms = bucket.gather_predicted_ms};
+    }
+    return bound_gather_ms(arrivals, count);
+}
+
+static double reduce_exposed_ms(const Sync *sync, BoundBucket *buckets, double backward_ms) {
+    int count = sync_bucket_count(sync);
+    for (int i = 0; i < count; i++) {
+        BucketStats bucket = sync_bucket_mean(sync, i < sync->plan.count ? reduced_bucket(sync, i) : i);
+        buckets[i] = (BoundBucket){.ready_ms = sync->config.overlap ? bucket.ready_ms : backward_ms,
+                                   .duration_ms = bucket.predicted_ms};
+    }
+    return bound_exposed_ms(buckets, count, backward_ms);
+}
+
+SyncPrediction sync_predict(const Sync *sync) {
+    SyncPrediction prediction = {NAN, NAN, NAN};
+    size_t count = (size_t)sync->plan.count + 1;
+    BoundBucket *buckets = calloc(count, sizeof *buckets);
+    BoundArrival *arrivals = calloc(count, sizeof *arrivals);
+    if (sync->calibrated && sync->measured > 0 && buckets && arrivals) {
+        double steps = (double)sync->measured;
+        prediction.compute_ms = sync->compute_ms / steps;
+        prediction.gather_exposed_ms = sync->setup.sharded ? gather_exposed_ms(sync, arrivals) : 0;
+        prediction.reduce_exposed_ms = reduce_exposed_ms(sync, buckets, sync->backward_ms / steps);
+    }
+    free(arrivals);
+    free(buckets);
+    return prediction;
+}

@@ -144,11 +144,6 @@ static size_t used(int device) {
 
 using namespace cudart;
 
-#define ENTER()                                              \
-    do {                                                     \
-        if (cudaError_t error_ = enter(__func__))            \
-            return error_;                                   \
-    } while (0)
 /* Of calls that a capture forbids to the thread that captures. */
 #define ENTER_UNSAFE()                                          \
     do {                                                        \

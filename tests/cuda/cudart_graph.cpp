@@ -73,12 +73,6 @@ static const std::shared_ptr<Work> &work_of(const void *graph) { return *(const 
 
 using namespace cudart;
 
-#define ENTER()                                              \
-    do {                                                     \
-        if (cudaError_t error_ = enter(__func__))            \
-            return error_;                                   \
-    } while (0)
-
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
     ENTER();
     if (mode != cudaStreamCaptureModeThreadLocal || own)

@@ -218,12 +218,6 @@ void enqueue_until(cudaStream_t stream, std::function<bool()> ready) {
 
 using namespace cudart;
 
-#define ENTER()                                              \
-    do {                                                     \
-        if (cudaError_t error_ = enter(__func__))            \
-            return error_;                                   \
-    } while (0)
-
 static std::shared_ptr<Event> &event_of(cudaEvent_t event) { return *(std::shared_ptr<Event> *)event; }
 
 /* ---- for tests ---- */

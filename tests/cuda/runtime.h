@@ -42,4 +42,12 @@ int pinned_parts();
 size_t dynamic_shared_allowed();
 
 } // namespace cudart
+
+/* First in each call that may fail. */
+#define ENTER()                                           \
+    do {                                                  \
+        if (cudaError_t error_ = cudart::enter(__func__)) \
+            return error_;                                \
+    } while (0)
+
 #endif
