@@ -295,6 +295,8 @@ Status config_error(const Config *config, const char *key, const char *format, .
 static void option_help(FILE *out, const Option *option, const char *prefix) {
     char left[64], range[128];
     describe(option, range, sizeof range);
+    if (option->type == OPTION_BOOL && prefix[0])
+        snprintf(range, sizeof range, "alone: yes; or =yes, =no");
     snprintf(left, sizeof left, "%s%s", prefix, option->key);
     fprintf(out, "  %-18s %s\n", left, option->help);
     fprintf(out, "  %-18s   %s; default %s\n", "", range, option->initial[0] ? option->initial : "empty");

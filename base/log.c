@@ -230,7 +230,7 @@ void log_step(Log *log, const StepLog *step) {
 
 void log_progress(Log *log, double steps_done) {
     char what[96], loss[32] = "";
-    if (log->computes)
+    if (log->computes && log->count > 0)
         snprintf(loss, sizeof loss, "  loss %.3f", log->last.loss);
     snprintf(what, sizeof what, "step %.0f/%lld%s", floor(steps_done), (long long)log->steps, loss);
     progress_update(&log->progress, steps_done - (double)log->done, what);

@@ -25,7 +25,7 @@ static const Option run_options[] = {
     CHOICE(RunSettings, device, run_devices, "auto", "auto: a GPU where there is one, else cpu; replay: see [replay]"),
     BOOL(RunSettings, cuda_graphs, "no", "on a GPU: launch each layer's pass whole, which may save time of the host"),
     BOOL(RunSettings, deterministic, "yes", "on a GPU, no: cuDNN's backward may be faster, last bits depend on timing"),
-    INT(RunSettings, threads, 0, 4096, "0", "per rank; 0: the cores it is bound to. Others may give other last bits"),
+    INT(RunSettings, threads, 0, 4096, "0", "per rank; 0: the cores it is bound to. The last bits depend on it"),
     INT(RunSettings, seed, 0, 1e15, "1", "of initialisation, shuffling and sampling"),
     NAME(RunSettings, out, "out", "folder for the log, checkpoints and the trained model"),
     BOOL(RunSettings, resume, "no", "go on from the newest checkpoint in run.out, from the start when there is none"),
@@ -42,7 +42,7 @@ static const Option model_options[] = {
 static const Option data_options[] = {
     STRING(DataSettings, train, "", "training shards: glob patterns, separated by spaces; '\\ ' is a space"),
     STRING(DataSettings, val, "", "validation shards, in the same way; empty: no validation"),
-    NAME(DataSettings, tokenizer, "gpt2", "gpt2, bytes, a tokenizer file, or none: shows samples, counts bytes"),
+    NAME(DataSettings, tokenizer, "gpt2", "for samples and bits per byte: gpt2, bytes, a tokenizer file, or none"),
     BOOL(DataSettings, shuffle, "yes", "visit the sequences in a new order each epoch"),
 };
 static const Option train_options[] = {
