@@ -112,6 +112,19 @@ grep -q '^| PyTorch *| not measured' "$work/out/gpu.md" || fail "PyTorch: $(cat 
 CUDART_DEVICES=0 bench
 [ $? = 1 ] && [ "$(cat "$work/errors")" = "gpu: no GPU was found: none is visible to this process" ] ||
     fail "without a GPU: $(cat "$work/log" "$work/errors")"
+# Where there is a card but not its build it goes on to make one; a folder stands in for /dev, a stub for make.
+mkdir "$work/dev"
+touch "$work/dev/null" "$work/dev/nvidia0"
+printf '%s\n' '#!/bin/bash' 'exit 1' >"$work/bin/make"
+chmod +x "$work/bin/make"
+if unshare -rm true 2>/dev/null; then
+    # shellcheck disable=SC2016
+    PATH=$work/bin:$PATH unshare -rm bash -c 'mount --bind /dev/null "$0/dev/null" && mount --rbind "$0/dev" /dev &&
+        exec bench/gpu --out "$0/out"' "$work" >"$work/log" 2>"$work/errors"
+    grep -qE 'nvcc is missing|the build failed' "$work/errors" || fail "a card: $(cat "$work/log" "$work/errors")"
+fi
+rm "$work/bin/make"
+
 bench nothing
 [ $? = 2 ] && grep -q "unknown argument 'nothing'" "$work/errors" || fail "an unknown part: $(cat "$work/errors")"
 finish
