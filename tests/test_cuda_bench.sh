@@ -75,6 +75,20 @@ bench curves
 cp "$work/good" "$work/build/train"
 grep -qE '^\| losses, 22 steps, f32 *\| CPU' "$work/out/gpu.md" || fail "a slow CPU: $(cat "$work/out/gpu.md")"
 
+# What fails in training or in gpu_rates is a failure, and not something that is not there.
+sed -i '2i case "$*" in *run.device=cuda*) echo "train: no card"; echo -----; exit 1 ;; esac' "$work/build/train"
+rm "$work/build/gpu_rates"
+printf '%s\n' '#!/bin/bash' '[ $# = 1 ] && echo card && exit' 'echo "{\"part\": \"copy\", \"rate\": 1}"' 'exit 1' \
+    >"$work/build/gpu_rates"
+chmod +x "$work/build/gpu_rates"
+bench ranks rates step
+[ $? = 1 ] || fail "training and rates that fail: $(cat "$work/out/gpu.md")"
+for row in 'several ranks *\| no card' 'rates *\| not whole:' 'step bf16, B2 T32 *\| no card' 'step f32, B2 T32 *\| no card'; do
+    grep -qE "^\| $row .*FAILED" "$work/out/gpu.md" || fail "no failure '$row': $(cat "$work/out/gpu.md")"
+done
+cp "$work/good" "$work/build/train"
+ln -sf "$PWD/$BUILD/gpu_rates" "$work/build"
+
 # Checks: all that is expected must be there and pass.
 bench checks
 [ $? = 0 ] && grep -qE '^\| tests of the CUDA code, on the card *\| 1 of 1 .*ok' "$work/out/gpu.md" &&
