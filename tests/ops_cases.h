@@ -132,7 +132,7 @@ static void check_layernorm(const OpsDevice *device) {
     }
 }
 
-/* About as wide as what a device keeps on the chip: the widest, all of its shared memory, which is too much, and more. */
+/* About as wide as what a device keeps on the chip: the widest, all of its shared memory, which is too much; more. */
 static void check_layernorm_wide(const OpsDevice *device) {
     layernorm_case(device, 3, 6016, true, true);
     layernorm_case(device, 3, 6144, true, true);
