@@ -81,7 +81,7 @@ static const char *obstacle(const Comm *comm, const CommConfig *config, const Gp
         return "the model does not run on a GPU";
     if (!device_transport())
         return "this build has no NCCL";
-    if (comm->host_ranks > gpu_count(&why))
+    if (comm->host_ranks > gpu_count(&why) && !getenv("NCCL_HOSTID")) /* by which ranks become hosts (bench/own_host) */
         return "NCCL needs a GPU for each rank of a host";
     if (!cuda_compressor(compressor_find(option_choice(comm_compressors, config->compress))))
         return "that compressor runs on the host only";

@@ -3,7 +3,7 @@
 #include "model/layernorm_kernels.cuh"
 #include "model/ops_cuda_internal.cuh"
 
-enum { BACKWARD_ROWS_MIN = 8, BACKWARD_THREADS_MAX = 256, SHARED_BYTES_MAX = 48 << 10 };
+enum { BACKWARD_ROWS_MIN = 8, BACKWARD_THREADS_MAX = 256, SHARED_BYTES_MAX = 47 << 10 /* 48 with what block_sum has */ };
 
 template <class A>
 static void layernorm_forward(OpsContext *context, Act *y, float *mean, float *rstd, const Act *x, const float *w,

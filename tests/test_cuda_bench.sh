@@ -75,6 +75,20 @@ bench curves
 cp "$work/good" "$work/build/train"
 grep -qE '^\| losses, 22 steps, f32 *\| CPU' "$work/out/gpu.md" || fail "a slow CPU: $(cat "$work/out/gpu.md")"
 
+# What fails in training or in gpu_rates is a failure, and not something that is not there.
+sed -i '2i case "$*" in *run.device=cuda*) echo "train: no card"; echo -----; exit 1 ;; esac' "$work/build/train"
+rm "$work/build/gpu_rates"
+printf '%s\n' '#!/bin/bash' '[ $# = 1 ] && echo card && exit' 'echo "{\"part\": \"copy\", \"rate\": 1}"' 'exit 1' \
+    >"$work/build/gpu_rates"
+chmod +x "$work/build/gpu_rates"
+bench ranks rates step
+[ $? = 1 ] || fail "training and rates that fail: $(cat "$work/out/gpu.md")"
+for row in 'several ranks *\| no card' 'rates *\| not whole:' 'step bf16, B2 T32 *\| no card' 'step f32, B2 T32 *\| no card'; do
+    grep -qE "^\| $row .*FAILED" "$work/out/gpu.md" || fail "no failure '$row': $(cat "$work/out/gpu.md")"
+done
+cp "$work/good" "$work/build/train"
+ln -sf "$PWD/$BUILD/gpu_rates" "$work/build"
+
 # Checks: all that is expected must be there and pass.
 bench checks
 [ $? = 0 ] && grep -qE '^\| tests of the CUDA code, on the card *\| 1 of 1 .*ok' "$work/out/gpu.md" &&
@@ -103,8 +117,8 @@ PATH=$work/bin:$PATH bench sanitizer pytorch
 grep -q ' 2 32 3 .*--layers 1 --heads 2 --channels 32 --context 32 --vocab 257' "$SEEN" || fail "PyTorch: $(cat "$SEEN")"
 # Without --batch: what fits, which is the most that is tried.
 bench/gpu --build "$work/build" --config "$work/t.cfg" --seq-len 8 --steps 3 --out "$work/out" step >"$work/log" 2>"$work/errors"
-for row in 'bf16, B64' 'f32, B8'; do
-    grep -q "^| step $row T8" "$work/out/gpu.md" || fail "no step $row: $(cat "$work/out/gpu.md" "$work/errors")"
+for row in 'bf16, B64 T8' 'bf16, B64 T8, not deterministic' 'f32, B8 T8'; do
+    grep -q "^| step $row *| [0-9]" "$work/out/gpu.md" || fail "no step $row: $(cat "$work/out/gpu.md" "$work/errors")"
 done
 
 bench pytorch
@@ -112,6 +126,19 @@ grep -q '^| PyTorch *| not measured' "$work/out/gpu.md" || fail "PyTorch: $(cat 
 CUDART_DEVICES=0 bench
 [ $? = 1 ] && [ "$(cat "$work/errors")" = "gpu: no GPU was found: none is visible to this process" ] ||
     fail "without a GPU: $(cat "$work/log" "$work/errors")"
+# Where there is a card but not its build it goes on to make one; a folder stands in for /dev, a stub for make.
+mkdir "$work/dev"
+touch "$work/dev/null" "$work/dev/nvidia0"
+printf '%s\n' '#!/bin/bash' 'exit 1' >"$work/bin/make"
+chmod +x "$work/bin/make"
+if unshare -rm true 2>/dev/null; then
+    # shellcheck disable=SC2016
+    PATH=$work/bin:$PATH unshare -rm bash -c 'mount --bind /dev/null "$0/dev/null" && mount --rbind "$0/dev" /dev &&
+        exec bench/gpu --out "$0/out"' "$work" >"$work/log" 2>"$work/errors"
+    grep -qE 'nvcc is missing|the build failed' "$work/errors" || fail "a card: $(cat "$work/log" "$work/errors")"
+fi
+rm "$work/bin/make"
+
 bench nothing
 [ $? = 2 ] && grep -q "unknown argument 'nothing'" "$work/errors" || fail "an unknown part: $(cat "$work/errors")"
 finish

@@ -328,9 +328,10 @@ static void check(const Launch &launch) {
     if (launch.shared_bytes > SHARED_BYTES_MAX)
         die("kernel %s: %zu bytes of dynamic shared memory, a card has %d", launch.kernel, launch.shared_bytes,
             SHARED_BYTES_MAX);
-    if (launch.shared_bytes > STATIC_SHARED_BYTES && launch.shared_bytes > cudart::dynamic_shared_allowed())
-        die("kernel %s: %zu bytes of dynamic shared memory without cudaFuncSetAttribute", launch.kernel,
-            launch.shared_bytes);
+    if (launch.shared_bytes > STATIC_SHARED_BYTES - OWN_SHARED_BYTES &&
+        launch.shared_bytes > cudart::dynamic_shared_allowed())
+        die("kernel %s: %zu bytes of dynamic shared memory without cudaFuncSetAttribute: the first %d are for static "
+            "variables too", launch.kernel, launch.shared_bytes, STATIC_SHARED_BYTES);
 }
 
 void launch_in_stream(const Launch &launch, cudaStream_t stream, std::function<void()> thread) {

@@ -19,7 +19,13 @@
 
 namespace emulator {
 
-enum { WARP_LANES = 32, BLOCK_THREADS_MAX = 1024, STATIC_SHARED_BYTES = 48 << 10, SHARED_BYTES_MAX = 227 << 10 };
+enum {
+    WARP_LANES = 32,
+    BLOCK_THREADS_MAX = 1024,
+    STATIC_SHARED_BYTES = 48 << 10,
+    OWN_SHARED_BYTES = 1 << 10, /* of these 48 KiB, for variables of the kernel and of what it calls */
+    SHARED_BYTES_MAX = 227 << 10
+};
 
 /* Of a call in the source. */
 struct Place {
