@@ -1,5 +1,6 @@
-/* The handler may run in any thread, in the middle of anything: it only reads atomics, calls write(), and raises the
- * signal anew, whose action is the default by then. */
+/* The handler may run in any thread, in the middle of anything: it only uses atomics, calls write(), and raises the
+ * signal anew with its default action. A launcher may send another one meanwhile, which another thread gets: it must not
+ * end the process before the line is out. */
 #define _GNU_SOURCE
 #include "run/interrupt.h"
 
@@ -13,6 +14,7 @@
 
 static char run_folder[OPTION_TEXT]; /* set before there is a handler */
 static atomic_llong step_done = -1, step_saved; /* -1: still setting up */
+static atomic_flag speaks = ATOMIC_FLAG_INIT;
 
 typedef struct Line {
     char text[2 * OPTION_TEXT];
@@ -36,6 +38,8 @@ static void add_number(Line *line, long long number) {
 }
 
 static void on_signal(int number) {
+    if (atomic_flag_test_and_set(&speaks))
+        return;
     Line line = {.used = 0};
     long long done = atomic_load(&step_done), saved = atomic_load(&step_saved);
     add(&line, isatty(STDERR_FILENO) ? "\n" : ""); /* behind a line of progress */
@@ -57,13 +61,14 @@ static void on_signal(int number) {
     }
     if (write(STDERR_FILENO, line.text, line.used) < 0)
         errno = 0; /* there is nobody to tell */
+    signal(number, SIG_DFL);
     raise(number);
 }
 
 static void set_handler(void (*handler)(int)) {
     const int numbers[] = {SIGINT, SIGTERM};
     for (int i = 0; i < 2; i++) {
-        struct sigaction action = {.sa_handler = handler, .sa_flags = (int)SA_RESETHAND}, before;
+        struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, before;
         if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
             sigaction(numbers[i], &action, NULL);
     }

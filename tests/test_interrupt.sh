@@ -9,17 +9,20 @@ tiny model.layers=1 model.heads=1 model.channels=8 model.context=8 train.batch=1
 some_steps() { [ "$(cat "$work/out/log.jsonl" 2>/dev/null | wc -l)" -ge 8 ]; }
 header_begins() { grep -q '^  model ' "$work/stdout"; }
 
-# interrupted SIGNAL CODE WHEN TEXT COMMAND ARGS...: COMMAND gets SIGNAL when that has come to pass
+signals=1
+# interrupted SIGNAL CODE WHEN TEXT COMMAND ARGS...: COMMAND gets SIGNAL, $signals times, when that has come to pass
 interrupted() {
     local signal=$1 code=$2 when=$3 text=$4 process tries=0
     shift 4
+    rm -f "$work/stdout" # whose header would be taken for the new one's
     "$@" "$work/t.cfg" run.out="$work/out" >"$work/stdout" 2>"$work/log" &
     process=$!
     while ! $when && [ $tries -lt 400 ]; do
         sleep 0.05
         tries=$((tries + 1))
     done
-    kill -"$signal" $process
+    # shellcheck disable=SC2046
+    kill -"$signal" $(yes $process | head -n "$signals") 2>"$work/ended"
     wait $process
     local found=$?
     [ $found = "$code" ] || [ "$code" = any ] || fail "$signal: $*: exit $found" "$work/log"
@@ -49,6 +52,11 @@ step=$(sed -n 's/.*checkpoint is of step \([0-9]*\),.*/\1/p' "$work/log")
 newest=$(ls "$work/out" | sed -n 's/^state_0*\([0-9]*\).bin$/\1/p' | tail -1) # one more may just have been completed
 "$TRAIN" "$work/t.cfg" run.out="$work/out" train.steps=$((newest + 1)) run.resume=yes >"$work/log" 2>&1 &&
     grep -q "after step $newest$" "$work/log" || fail resumed "$work/log"
+signals=500 # launchers send more than one, and other threads get those
+for _ in 1 2 3; do
+    running TERM 143 "there is no checkpoint (train.save_every)" "$TRAIN" loop.ranks=3
+done
+signals=1
 if [ "$MPI" = 1 ]; then # the launcher ends its ranks by SIGTERM, and by SIGKILL a rank that waits for a disk meanwhile
     running INT any "there is no checkpoint (train.save_every)" mpirun --oversubscribe -n 2 "$TRAIN"
 fi
