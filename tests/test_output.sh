@@ -1,5 +1,5 @@
 #!/bin/bash
-# A program whose output cannot be written says so and fails, and train refuses to write over what it reads or writes
+# A program whose output cannot be written, or is closed, says so and fails, and train refuses to write over what it reads or writes
 # elsewhere; each program's --help names it and ends with 0.
 . "$(dirname "$0")/script.sh"
 
@@ -44,6 +44,18 @@ full train "$TRAIN" --plan "$work/t.cfg"
 full train "$TRAIN" "$work/t.cfg"
 [ -e "$work/out/model.bin" ] || fail "the model is lost with the output"
 full generate "$BUILD/generate" --tokenizer bytes --max_tokens 4 "$work/out/model.bin" Hi
+# A closed stream is none of the files that the run opens.
+for closed in '>&- </dev/null' '>&- <&-'; do
+    eval "\"\$TRAIN\" \"\$work/t.cfg\" run.out=\"\$work/closed\" $closed" 2>"$work/stderr"
+    [ $? = 1 ] && [ "$(grep -c '^train: standard output: not written: ' "$work/stderr")" = 1 ] &&
+        [ -e "$work/closed/.lock" ] && [ ! -s "$work/closed/.lock" ] && cmp "$work/out/model.bin" "$work/closed/model.bin" ||
+        fail "train $closed" "$work/stderr" "$work/closed/.lock"
+    rm -rf "$work/closed"
+done
+"$TRAIN" "$work/t.cfg" run.out="$work/closed" train.lr=x >&- 2>&- <&-
+[ $? = 2 ] || fail "bad input with every stream closed: exit $?"
+"$BUILD/prepare" --tokenizer bytes --out "$work/closed" t - <&- >"$work/stdout" 2>"$work/stderr"
+[ $? != 0 ] && grep -q '^prepare: .*standard input: ' "$work/stderr" || fail 'prepare <&-' "$work/stdout" "$work/stderr"
 if [ $MPI = 1 ]; then # mpirun's own stdout stays what it is
     mpirun --oversubscribe -n 2 sh -c "exec $TRAIN $work/t.cfg >/dev/full" 2>"$work/stderr" &&
         fail "train under mpirun: exit 0"
