@@ -1,6 +1,6 @@
 #!/bin/bash
-# A program whose output cannot be written, or is closed, says so and fails, and train refuses to write over what it reads or writes
-# elsewhere; each program's --help names it and ends with 0.
+# A program whose output cannot be written, or is closed, says so and fails, and train refuses to write over what it
+# reads or writes elsewhere; each program's --help names it and ends with 0, however little memory there is.
 . "$(dirname "$0")/script.sh"
 
 # full NAME COMMAND...: stdout is /dev/full
