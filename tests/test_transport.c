@@ -408,6 +408,8 @@ static void test_fault_texts(void **state) {
     assert_refused(loop_faults_parse(&faults, "die:rank=x,message=1"), "expected key=number, found 'rank=x'");
     assert_refused(loop_faults_parse(&faults, "die:rank=1,message=2x"), "expected key=number, found 'message=2x'");
     assert_refused(loop_faults_parse(&faults, "delay:ms=5,every=0"), "needs");
+    assert_refused(loop_faults_parse(&faults, "nan:rank=3,step=1.5"), "expected a whole number, found 'step=1.5'");
+    assert_refused(loop_faults_parse(&faults, "die:rank=0.5,message=1"), "expected a whole number, found 'rank=0.5'");
     assert_refused(loop_faults_parse(&faults, ";"), "found ''");
 }
 
