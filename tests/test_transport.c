@@ -376,6 +376,17 @@ static void test_slow_is_not_lost(void **state) {
     run_well(&(World){.timeout_s = 0.05, .links = {.latency_inside_us = 200000}}, 2, swap_two, NULL);
 }
 
+static void test_hopeless_links_are_refused(void **state) {
+    (void)state;
+    LoopWorld *loop;
+    assert_ok(loop_create(&loop, 2, 60));
+    assert_refused(loop_set_links(loop, &(LoopLinks){.gb_per_s_between = 1e-300}),
+                   "loop.gb_per_s_between: expected 0 or at least 1e-06, found 1e-300");
+    assert_refused(loop_set_links(loop, &(LoopLinks){.gb_per_s_inside = 9e-7}), "loop.gb_per_s_inside: expected 0 or");
+    assert_ok(loop_set_links(loop, &(LoopLinks){.gb_per_s_inside = 1e-6}));
+    loop_destroy(loop);
+}
+
 /* ---- injected faults ---- */
 
 static void test_fault_texts(void **state) {
@@ -526,6 +537,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_arrival_times),
     cmocka_unit_test(test_streams_on_slow_links),
     cmocka_unit_test(test_slow_is_not_lost),
+    cmocka_unit_test(test_hopeless_links_are_refused),
     cmocka_unit_test(test_fault_texts),
     cmocka_unit_test(test_delays_change_nothing),
     cmocka_unit_test(test_drop),
