@@ -197,10 +197,14 @@ static Status assign(Config *config, const Origin *origin, const char *section, 
         if (!option)
             return bad_input("%s: unknown key '%s' in section [%s]; --help lists the keys", where, key, known->name);
         char expected[128];
+        Origin *before = &config->origins[s][option - known->options];
+        if (before->line && strcmp(before->path, origin->path) == 0)
+            return bad_input("%s: %s.%s: expected once, found in line %d already", where, known->name, key,
+                             before->line);
         describe(option, expected, sizeof expected);
         if (!parse_value(option, value, known->target))
             return bad_input("%s: %s.%s: expected %s, found '%s'", where, known->name, key, expected, value);
-        config->origins[s][option - known->options] = *origin;
+        *before = *origin;
         return OK;
     }
     if (section_length == 0)

@@ -46,7 +46,8 @@ typedef struct Config Config;
 Config *config_create(const ConfigSection *sections, int count);
 void config_destroy(Config *config);
 
-Status config_read_file(Config *config, const char *path);    /* INI: [section], key = value, ';' or '#' comments */
+/* INI: [section], key = value, ';' or '#' comments; a key stands there once. */
+Status config_read_file(Config *config, const char *path);
 Status config_assign(Config *config, const char *assignment); /* "section.key=value", from the command line */
 
 /* For checks across keys: stores "WHERE: KEY: message" where WHERE is the file and line (or "command line", or

@@ -33,7 +33,7 @@ tiny() {
     prose
     printf '%s\n' model.layers=2 model.heads=2 model.channels=32 model.vocab=257 data.train="$work/t_train_*.bin" \
         data.tokenizer=bytes run.threads=1 comm.calibrate=no "$@" |
-        sed -E 's/^([a-z]+)\.([^=]+)=/[\1]\n\2 = /' >"$work/t.cfg"
+        tac | sort -su -t= -k1,1 | sed -E 's/^([a-z]+)\.([^=]+)=/[\1]\n\2 = /' >"$work/t.cfg" # the last of a key
 }
 
 # train NAME RANKS HOW ARGS...: HOW is loop or mpi, which is loop where MPI was left out; out goes to $work/NAME

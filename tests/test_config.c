@@ -87,6 +87,8 @@ static void test_refusals(void **state) {
     assert_refused(read_text(config, "[part]\nnonsense\n"), ":2: expected 'key = value'");
     assert_refused(read_text(config, "[part\ncount = 0\n"), ":1: expected 'key = value' or '[section]'");
     assert_refused(read_text(config, "[part]\ncount = 0\n[part\n"), ":2: part.count");
+    assert_refused(read_text(config, "[part]\ncount = 5\n\n[part]\nrate = 1\ncount = 5\n"),
+                   ":6: part.count: expected once, found in line 2 already");
     assert_refused(read_text(config, "[part]\nfile =\n"), ":2: part.file: expected a name of at most 255 bytes, found");
     assert_refused(config_assign(config, "part.file="), "command line: part.file: expected a name");
     assert_refused(read_bytes(config, "[part]\ncount\0 = 4\n", 18), ":2: expected text, found a NUL byte");

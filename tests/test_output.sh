@@ -1,6 +1,6 @@
 #!/bin/bash
-# A program whose output cannot be written says so and fails, and train refuses to write over what it reads or writes
-# elsewhere; each program's --help names it and ends with 0.
+# A program whose output cannot be written, or is closed, says so and fails, and train refuses to write over what it
+# reads or writes elsewhere; each program's --help names it and ends with 0, however little memory there is.
 . "$(dirname "$0")/script.sh"
 
 # full NAME COMMAND...: stdout is /dev/full
@@ -44,6 +44,24 @@ full train "$TRAIN" --plan "$work/t.cfg"
 full train "$TRAIN" "$work/t.cfg"
 [ -e "$work/out/model.bin" ] || fail "the model is lost with the output"
 full generate "$BUILD/generate" --tokenizer bytes --max_tokens 4 "$work/out/model.bin" Hi
+# A closed stream is none of the files that the run opens.
+for closed in '>&- </dev/null' '>&- <&-'; do
+    eval "\"\$TRAIN\" \"\$work/t.cfg\" run.out=\"\$work/closed\" $closed" 2>"$work/stderr"
+    [ $? = 1 ] && [ "$(grep -c '^train: standard output: not written: ' "$work/stderr")" = 1 ] &&
+        [ -e "$work/closed/.lock" ] && [ ! -s "$work/closed/.lock" ] && cmp "$work/out/model.bin" "$work/closed/model.bin" ||
+        fail "train $closed" "$work/stderr" "$work/closed/.lock"
+    rm -rf "$work/closed"
+done
+"$TRAIN" "$work/t.cfg" run.out="$work/closed" train.lr=x >&- 2>&- <&-
+[ $? = 2 ] || fail "bad input with every stream closed: exit $?"
+"$BUILD/prepare" --tokenizer bytes --out "$work/closed" t - <&- >"$work/stdout" 2>"$work/stderr"
+[ $? != 0 ] && grep -q '^prepare: .*standard input: ' "$work/stderr" || fail 'prepare <&-' "$work/stdout" "$work/stderr"
+# With little memory each program ends all the same, whatever its libraries wait for.
+for words in --help "--plan $work/t.cfg train.lr=x" "$work/t.cfg run.out=$work/small loop.ranks=8"; do
+    # shellcheck disable=SC2086
+    (ulimit -s 65536 && ulimit -v 200000 && exec timeout -s KILL 20 "$TRAIN" $words) >"$work/stdout" 2>"$work/stderr"
+    [ $? != 137 ] || fail "train $words with 200 MB: does not end" "$work/stdout" "$work/stderr"
+done
 if [ $MPI = 1 ]; then # mpirun's own stdout stays what it is
     mpirun --oversubscribe -n 2 sh -c "exec $TRAIN $work/t.cfg >/dev/full" 2>"$work/stderr" &&
         fail "train under mpirun: exit 0"

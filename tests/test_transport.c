@@ -376,6 +376,17 @@ static void test_slow_is_not_lost(void **state) {
     run_well(&(World){.timeout_s = 0.05, .links = {.latency_inside_us = 200000}}, 2, swap_two, NULL);
 }
 
+static void test_hopeless_links_are_refused(void **state) {
+    (void)state;
+    LoopWorld *loop;
+    assert_ok(loop_create(&loop, 2, 60));
+    assert_refused(loop_set_links(loop, &(LoopLinks){.gb_per_s_between = 1e-300}),
+                   "loop.gb_per_s_between: expected 0 or at least 1e-06, found 1e-300");
+    assert_refused(loop_set_links(loop, &(LoopLinks){.gb_per_s_inside = 9e-7}), "loop.gb_per_s_inside: expected 0 or");
+    assert_ok(loop_set_links(loop, &(LoopLinks){.gb_per_s_inside = 1e-6}));
+    loop_destroy(loop);
+}
+
 /* ---- injected faults ---- */
 
 static void test_fault_texts(void **state) {
@@ -408,6 +419,8 @@ static void test_fault_texts(void **state) {
     assert_refused(loop_faults_parse(&faults, "die:rank=x,message=1"), "expected key=number, found 'rank=x'");
     assert_refused(loop_faults_parse(&faults, "die:rank=1,message=2x"), "expected key=number, found 'message=2x'");
     assert_refused(loop_faults_parse(&faults, "delay:ms=5,every=0"), "needs");
+    assert_refused(loop_faults_parse(&faults, "nan:rank=3,step=1.5"), "expected a whole number, found 'step=1.5'");
+    assert_refused(loop_faults_parse(&faults, "die:rank=0.5,message=1"), "expected a whole number, found 'rank=0.5'");
     assert_refused(loop_faults_parse(&faults, ";"), "found ''");
 }
 
@@ -524,6 +537,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_arrival_times),
     cmocka_unit_test(test_streams_on_slow_links),
     cmocka_unit_test(test_slow_is_not_lost),
+    cmocka_unit_test(test_hopeless_links_are_refused),
     cmocka_unit_test(test_fault_texts),
     cmocka_unit_test(test_delays_change_nothing),
     cmocka_unit_test(test_drop),

@@ -4,6 +4,7 @@
 
 #include "base/random.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,18 +21,23 @@ static Status read_key(LoopFault *fault_, const char *text, size_t length) {
     double value = equals ? strtod(equals + 1, &end) : -1;
     if (!equals || end == equals + 1 || end != text + length || !(value >= 0 && value <= 1e9))
         return bad_input("loop.faults: expected key=number, found '%.*s'", (int)length, text);
+    int64_t *number = NULL;
     if (is_word(text, name, "rank"))
-        fault_->rank = (int64_t)value;
+        number = &fault_->rank;
+    else if (is_word(text, name, "every") && fault_->kind == FAULT_DELAY)
+        number = &fault_->every;
+    else if (is_word(text, name, "message") && (fault_->kind == FAULT_DROP || fault_->kind == FAULT_DIE))
+        number = &fault_->message;
+    else if (is_word(text, name, "step") && fault_->kind == FAULT_NAN)
+        number = &fault_->step;
     else if (is_word(text, name, "ms") && fault_->kind == FAULT_DELAY)
         fault_->ms = value;
-    else if (is_word(text, name, "every") && fault_->kind == FAULT_DELAY)
-        fault_->every = (int64_t)value;
-    else if (is_word(text, name, "message") && (fault_->kind == FAULT_DROP || fault_->kind == FAULT_DIE))
-        fault_->message = (int64_t)value;
-    else if (is_word(text, name, "step") && fault_->kind == FAULT_NAN)
-        fault_->step = (int64_t)value;
     else
         return bad_input("loop.faults: %s has no key '%.*s'", kinds[fault_->kind], (int)name, text);
+    if (number && value != floor(value))
+        return bad_input("loop.faults: expected a whole number, found '%.*s'", (int)length, text);
+    if (number)
+        *number = (int64_t)value;
     return OK;
 }
 

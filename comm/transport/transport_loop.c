@@ -363,7 +363,16 @@ void loop_destroy(LoopWorld *world) {
     free(world);
 }
 
+/* Arrival times far beyond a run's are no times that a clock can wait for. */
+static Status check_rate(const char *key, double gb_per_s) {
+    if (gb_per_s > 0 && gb_per_s < LOOP_GB_PER_S_MIN)
+        return bad_input("loop.%s: expected 0 or at least %g, found %g", key, LOOP_GB_PER_S_MIN, gb_per_s);
+    return OK;
+}
+
 Status loop_set_links(LoopWorld *world, const LoopLinks *links) {
+    TRY(check_rate("gb_per_s_inside", links->gb_per_s_inside));
+    TRY(check_rate("gb_per_s_between", links->gb_per_s_between));
     bool any = links->latency_inside_us > 0 || links->latency_between_us > 0 || links->gb_per_s_inside > 0 ||
                links->gb_per_s_between > 0;
     world->links = any ? link_model_create(links, world->ranks) : NULL;

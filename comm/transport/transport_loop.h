@@ -13,7 +13,8 @@ void loop_destroy(LoopWorld *world); /* when no rank uses it any more; accepts N
 /* ---- before any rank starts ---- */
 
 /* A model of links, see loop_links.h: a message becomes visible to its receiver only when it would have arrived over
- * them. Data still moves by one memcpy. All zero: none. */
+ * them. Data still moves by one memcpy. All zero: none. BAD_INPUT with a line for a rate of less than 1 kB/s. */
+#define LOOP_GB_PER_S_MIN 1e-6
 Status loop_set_links(LoopWorld *world, const LoopLinks *links);
 
 /* Injected faults: "" or, separated by ';',
