@@ -1,15 +1,10 @@
 /* The cpu device: the table, the embedding and what is too small for a file of its own. */
-#define _DEFAULT_SOURCE
 #include "model/ops_cpu.h"
 
 #include <cblas.h>
 #include <omp.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 /* The BLAS is always called from inside our own OpenMP regions, each thread for a part of its own. Its own threads
  * would only compete with them, whichever variant of the library (serial, pthread, openmp) is linked. */
@@ -18,18 +13,6 @@ static void single_threaded_blas(void) {
     openblas_set_num_threads(1);
     omp_set_num_threads(threads); /* the openmp variant passes the number on to OpenMP */
 }
-
-/* Once the pthread variant is loaded each of its own threads asks for 128 MiB, again and again until it gets them, and
- * its destructor waits for that: for ever, where so much memory is not to be had. */
-static void leave_blas_threads(int code, void *unused) {
-    (void)unused;
-    size_t bytes = (size_t)openblas_get_num_procs() << 27;
-    if (mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != MAP_FAILED)
-        return;
-    fflush(NULL);
-    _exit(code);
-}
-__attribute__((constructor)) static void before_main(void) { on_exit(leave_blas_threads, NULL); }
 
 /* Debian's serial build of OpenBLAS is not safe when two threads call it at once: wrong results, no error. */
 static Status available(void) {
