@@ -2,8 +2,8 @@
  *
  *     mpirun -n 4 build/allreduce -b 8 -e 128M -f 2 -n 20 -w 5 -c 1 --algorithm all
  *
- * For every size the algorithms take turns, iteration by iteration, so that all see the same machine; each turn begins
- * with another one. An iteration: fill, barrier, all-reduce in the calling thread, on memory that the node's ranks
+ * For every size the algorithms take turns, iteration by iteration, so that all see the same machine; each turn has an
+ * order of its own. An iteration: fill, barrier, all-reduce in the calling thread, on memory that the node's ranks
  * share, compare every element. --help explains the columns; the cost model predicts from the links as calibrated
  * before each size, on arrays of that size; with --compress once more, by the codec.
  *
@@ -14,6 +14,7 @@
 #define _POSIX_C_SOURCE 200809L
 #include "base/clock.h"
 #include "base/machine.h"
+#include "base/random.h"
 #include "base/report.h"
 #include "bench/exact.h"
 #include "comm/calibrate.h"
@@ -250,15 +251,27 @@ static double median(double *values, int64_t count) {
     return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 
+/* A new order in each turn, alike on all ranks, so that none always comes behind the same one. */
+static void shuffle(int *order, int count, int64_t turn) {
+    for (int i = 0; i < count; i++) {
+        int j = (int)(random_bits(0, (uint64_t)turn, (uint64_t)i) % (uint64_t)(i + 1));
+        order[i] = order[j];
+        order[j] = i;
+    }
+}
+
 static Status measure_size(Bench *bench, int64_t elems) {
     int64_t warmup = bench->options->warmup_iters;
     for (int i = 0; i < bench->count; i++)
         bench->contenders[i].cpu_s = bench->contenders[i].wrong = 0;
-    for (int64_t turn = 0; turn < warmup + bench->options->iters; turn++)
+    for (int64_t turn = 0; turn < warmup + bench->options->iters; turn++) {
+        int order[CONTENDERS_MAX];
+        shuffle(order, bench->count, turn);
         for (int i = 0; i < bench->count; i++) {
-            Contender *contender = &bench->contenders[(turn + i) % bench->count];
+            Contender *contender = &bench->contenders[order[i]];
             TRY(iterate(bench, contender, elems, turn < warmup ? NULL : &contender->time_s[turn - warmup]));
         }
+    }
     return OK;
 }
 
