@@ -14,9 +14,9 @@
 
 enum { STAGE_BYTES = 4 << 20, STAGE_ALIGN = 64, THREADS = 256 };
 
-/* 4,096 rows at GPT-2's vocabulary, 0.41 GB in bf16 and 0.82 in f32. Their dx, 4096 x 768, is some 200 tiles for the 108
- * to 132 multiprocessors of a card, and the products do 3,000 operations for each byte of the table's f32 gradient that is
- * read and written again for every chunk: ten times what a card's memory can do with in bf16. */
+/* 4,096 rows at GPT-2's vocabulary, 0.41 GB in bf16 and 0.82 in f32. Their dx, 4096 x 768, is some 200 tiles for the
+ * 108 to 132 multiprocessors of a card, and the products do 3,000 operations for each byte of the table's f32 gradient,
+ * which every chunk reads and writes again: ten times what keeps a card's memory from being the bound in bf16. */
 enum { HEAD_LOGITS = 197 << 20 };
 
 static Status available(void) { return OK; } /* there is a Gpu */
