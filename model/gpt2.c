@@ -2,8 +2,7 @@
  *
  * Per position and layer backward needs 16 C floats (ln1 C, qkv 3C, att C, mid C, ln2 C, fc 4C, act 4C, and the
  * layer's input C). What is computed again (Recompute) has one place for all layers instead. The head is never run
- * over all positions at once: a chunk's logits take at most about HEAD_LOGITS floats, and its gradient replaces
- * them. */
+ * over more positions at once than the device asks for (ops->head_logits): a chunk's gradient replaces its logits. */
 #include "model/gpt2_model.h"
 
 #include "base/gpu_range.h"
@@ -12,14 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    HEAD_LOGITS = 26 << 20, /* 104 MiB of f32: 512 rows at GPT-2's vocabulary, from where on BLAS runs at full rate */
-    HEAD_ROWS_MIN = 64,
-    HEAD_ROWS_STEP = 64,
-};
+enum { HEAD_ROWS_MIN = 64, HEAD_ROWS_STEP = 64 };
 
-static int head_rows_of(const Gpt2Config *config, size_t rows) {
-    size_t fit = HEAD_LOGITS / (size_t)config->vocab_padded / HEAD_ROWS_STEP * HEAD_ROWS_STEP;
+static int head_rows_of(const Gpt2Config *config, const Ops *ops, size_t rows) {
+    size_t fit = ops->head_logits / (size_t)config->vocab_padded / HEAD_ROWS_STEP * HEAD_ROWS_STEP;
+    assert(ops->head_logits > 0);
     fit = fit < HEAD_ROWS_MIN ? HEAD_ROWS_MIN : fit;
     return (int)(fit < rows ? fit : rows);
 }
@@ -55,7 +51,7 @@ static void carve(Gpt2 *model, Arena *arena) {
     model->targets = arena_take(arena, rows, sizeof(int));
     carve_activations(model, arena, rows, C);
     model->losses = arena_take(arena, rows, sizeof(float));
-    model->head_rows = head_rows_of(&model->config, rows);
+    model->head_rows = head_rows_of(&model->config, model->ops, rows);
     model->logits = arena_take(arena, (size_t)model->head_rows * (size_t)model->config.vocab_padded, act_bytes);
     if (model->options.train) {
         model->slots = arena_take(arena, rows, sizeof(int));

@@ -58,6 +58,7 @@ typedef struct LayerPass {
 typedef struct Ops {
     const char *name;
     size_t act_bytes; /* of an Act's value: 4, f32, or 2, bf16 */
+    size_t head_logits; /* rows times vocabulary that the head is given at once, about: enough for its full speed */
     void *state; /* what the device knows of the rank that uses this table, borrowed; NULL where there is nothing */
 
     /* OK, or FAULT with a line that says why the device cannot be used here. */

@@ -97,6 +97,7 @@ static double mean(OpsContext *context, const float *values, int count) {
 const Ops ops_cpu = {
     .name = "cpu",
     .act_bytes = sizeof(float),
+    .head_logits = 26 << 20, /* 104 MiB: 512 rows at GPT-2's vocabulary, from where on BLAS runs at full rate */
     .available = available,
     .prepare = prepare,
     .upload = copy,

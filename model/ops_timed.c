@@ -136,6 +136,7 @@ void timed_ops_init(TimedOps *timed, const Ops *inner, OpTookFn *took, void *use
     timed->ops = (Ops){
         .name = inner->name,
         .act_bytes = inner->act_bytes,
+        .head_logits = inner->head_logits,
         .state = timed,
         .available = inner->available,
         .prepare = prepare,

@@ -34,6 +34,7 @@ typedef struct Golden {
     ParamTable table;
     float *params, *grads; /* on the host */
     ModelDevice device;
+    Ops ops; /* the device's, but for the head in its smallest chunks: one set has more than 64 positions */
     Gpt2 *model;
     AdamW adamw;
 
@@ -146,8 +147,10 @@ static Status load(Golden *golden, const char *folder, const char *name, int dev
             model_device_attention(&golden->device, golden->B, golden->T, m->channels, m->heads));
     golden->of_norm = golden->device.error * sqrt(32.0 * golden->config.layers / 3);
     Gpt2Options options = {.max_B = golden->B, .max_T = golden->T, .train = true};
+    golden->ops = *golden->device.ops;
+    golden->ops.head_logits = 1;
     TRY(gpt2_create(&golden->model, &golden->config, &golden->table, golden->device.params, golden->device.grads,
-                    &options, golden->device.ops, golden->device.memory));
+                    &options, &golden->ops, golden->device.memory));
     if (golden->split)
         TRY(split_embedding(golden));
     return adamw_create(&golden->adamw, &golden->table, NULL, &host_memory, &optim_cpu);

@@ -11,18 +11,20 @@
 static const Gpt2Config small = {
     .layers = 3, .heads = 2, .channels = 24, .context = 20, .vocab = 61, .vocab_padded = 128};
 
-enum { B = 4, T = 13, ROWS = B * T, F32 = 1 + CUDA_F32, BF16 = 1 + CUDA_BF16 };
+enum { B = 4, T = 13, ROWS = B * T, LONG_B = 10, LONG_ROWS = LONG_B * T, F32 = 1 + CUDA_F32, BF16 = 1 + CUDA_BF16 };
 
 typedef struct Fixture {
     ParamTable table;
     float *params, *grads; /* on the host */
     ModelDevice device;
+    Ops ops; /* of the device */
     Gpt2 *model;
-    int tokens[ROWS], targets[ROWS];
+    int tokens[LONG_ROWS], targets[LONG_ROWS];
     double loss;
 } Fixture;
 
-static void set_up(Fixture *fixture, int dtype, int recompute, int max_B) {
+/* head_logits 0: the device's. */
+static void set_up_head(Fixture *fixture, int dtype, int recompute, int max_B, size_t head_logits) {
     const char *why;
     if (gpu_count(&why) == 0)
         skip();
@@ -35,14 +37,20 @@ static void set_up(Fixture *fixture, int dtype, int recompute, int max_B) {
     gpt2_init_random(&small, &fixture->table, 11, fixture->params);
     for (size_t i = 0; i < elems; i++) /* so that biases and gains count, and logits differ */
         fixture->params[i] += 0.1f * (float)(random_uniform(3, 0, i) - 0.5);
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < LONG_ROWS; i++) {
         fixture->tokens[i] = (int)(random_bits(5, 0, (uint64_t)i) % (uint64_t)small.vocab);
         fixture->targets[i] = (int)(random_bits(5, 1, (uint64_t)i) % (uint64_t)small.vocab);
     }
     assert_ok(model_device_open(&fixture->device, dtype, fixture->params, fixture->grads, fixture->table.elems));
     Gpt2Options options = {.max_B = max_B, .max_T = T, .train = true, .recompute = recompute};
+    fixture->ops = *fixture->device.ops;
+    fixture->ops.head_logits = head_logits ? head_logits : fixture->ops.head_logits;
     assert_ok(gpt2_create(&fixture->model, &small, &fixture->table, fixture->device.params, fixture->device.grads,
-                          &options, fixture->device.ops, fixture->device.memory));
+                          &options, &fixture->ops, fixture->device.memory));
+}
+
+static void set_up(Fixture *fixture, int dtype, int recompute, int max_B) {
+    set_up_head(fixture, dtype, recompute, max_B, 0);
 }
 
 static void tear_down(Fixture *fixture) {
@@ -113,6 +121,40 @@ static void accumulation_case(int dtype) {
     tear_down(&whole), tear_down(&parts);
 }
 
+/* The head in chunks of 64, 64 and 2 positions, against all 130 at once. */
+static void head_case(int dtype) {
+    Fixture whole, parts;
+    static float expected[LONG_ROWS * 61], logits[LONG_ROWS * 61];
+    set_up(&whole, dtype, RECOMPUTE_NO, LONG_B);
+    set_up_head(&parts, dtype, RECOMPUTE_NO, LONG_B, 1);
+    double loss = run_some(&whole, 0, LONG_B, 1, false);
+    assert_close(run_some(&parts, 0, LONG_B, 1, false), loss, 1e-6);
+    assert_near(&whole, parts.grads, whole.grads, whole.table.elems);
+    assert_close(gpt2_loss(parts.model, parts.targets), loss, 1e-6);
+    gpt2_logits(whole.model, 0, LONG_ROWS, expected);
+    gpt2_logits(parts.model, 0, LONG_ROWS, logits);
+    assert_near(&whole, logits, expected, LONG_ROWS * small.vocab);
+    tear_down(&whole), tear_down(&parts);
+}
+
+/* At GPT-2's vocabulary logits take memory up to 4,096 positions, and no more from there on. */
+static void head_memory_case(int dtype) {
+    Fixture fixture;
+    const Gpt2Config gpt2 = {
+        .layers = 1, .heads = 1, .channels = 1, .context = 1024, .vocab = 50257, .vocab_padded = 50304};
+    size_t bytes[4];
+    set_up(&fixture, dtype, RECOMPUTE_NO, B);
+    for (int i = 0; i < 4; i++) {
+        Gpt2Options options = {.max_B = 1 + i, .max_T = 2048, .train = true};
+        bytes[i] = gpt2_activation_bytes(&gpt2, &options, &fixture.ops);
+    }
+    size_t logits = (size_t)2048 * 50304 * fixture.ops.act_bytes;
+    assert_true(bytes[1] - bytes[0] >= logits);
+    assert_true(bytes[2] - bytes[1] < logits / 100);
+    assert_true(bytes[3] - bytes[2] < logits / 100);
+    tear_down(&fixture);
+}
+
 /* Logits from a cache that is fed in pieces, against those of one forward pass. */
 static void cache_case(int dtype) {
     static const int pieces[] = {7, 1, 4, 1};
@@ -171,10 +213,13 @@ static void ranks_case(int dtype) {
 IN_BOTH(same_bits)
 IN_BOTH(accumulation)
 IN_BOTH(cache)
+IN_BOTH(head)
+IN_BOTH(head_memory)
 IN_BOTH(ranks)
 
 #define BOTH(what) cmocka_unit_test(test_##what##_f32), cmocka_unit_test(test_##what##_bf16)
 
-static const struct CMUnitTest tests[] = {BOTH(same_bits), BOTH(accumulation), BOTH(cache), BOTH(ranks)};
+static const struct CMUnitTest tests[] = {BOTH(same_bits), BOTH(accumulation), BOTH(cache),
+                                          BOTH(head),      BOTH(head_memory),  BOTH(ranks)};
 
 CHECK_MAIN(tests)

@@ -32,6 +32,7 @@ static void test_sum(void **state) {
         "run.device=cuda loop.ranks=4 comm.split_embedding=no",
         "run.device=cuda loop.ranks=4 comm.split_embedding=no optim.zero=1 train.dtype=bf16",
         "run.device=cuda loop.ranks=4 comm.ranks_per_node=2 comm.split_embedding=no comm.compress=int8",
+        "run.device=cuda model.vocab=50257 train.batch=140 train.dtype=bf16", /* the head in two chunks */
     };
     cudart_devices(CASES_GPUS);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -76,6 +77,9 @@ static void test_largest_batch(void **state) {
     check_largest("run.device=cuda train.recompute=layers");
     check_largest("run.device=cuda train.dtype=bf16");
     check_largest("run.device=cuda loop.ranks=2 train.recompute=gelu"); /* which share the card */
+    check_largest("run.device=cuda model.vocab=50257 train.dtype=bf16"); /* in the head's first chunk */
+    cudart_device(9, 0, (size_t)900 << 20);
+    check_largest("run.device=cuda model.vocab=50257 train.dtype=bf16"); /* behind it */
     cudart_device(9, 0, (size_t)290 << 20);
     assert_refused(run_watched("run.device=cuda", build_only),
                    "train.batch=1 does not fit either; lower train.seq_len or set train.recompute=layers");
