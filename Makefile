@@ -244,7 +244,7 @@ demo: deps ## train a small GPT on two ranks for two minutes and show what it wr
 	@$(MAKE) --no-print-directory all
 	@$(MAKE) --no-print-directory data/prose_bytes_train_000000.bin
 	@$(if $(filter 0,$(MPI)),./$(TRAIN) configs/demo.cfg loop.ranks=2,$(MPIRUN) -n 2 ./$(TRAIN) configs/demo.cfg)
-accuracy: deps ## what each compressor costs in loss: a table and a plot in out/accuracy (20 to 40 minutes, resumable)
+accuracy: deps ## what each compressor costs in loss: a table and a plot in out/accuracy (10 to 40 minutes, resumable)
 	@$(MAKE) --no-print-directory all
 	@$(MAKE) --no-print-directory data/prose_bytes_train_000000.bin
 	@TRAIN=$(TRAIN) bench/accuracy $(if $(CI),--short)
